@@ -581,6 +581,20 @@ def test_a_sweep_ends_a_host_that_serves_nothing_any_more(aws: Aws, host: Host) 
     assert ("i-x" in aws.terminated) is host.is_over
 
 
+def test_the_end_of_another_job_leaves_what_a_sweep_has_noted_of_a_silent_head(aws: Aws) -> None:
+    """It does not know which heads report: seed 403882."""
+    aws.add("t", group="job:j1", host="x", family="job")
+    note = {
+        "name": AILING_SINCE,
+        "value": f"{time.time() - 90:.0f} t did not report for 20 minutes",
+    }
+    aws.model.hosts["x"]["attributes"] = [note]
+    aws.sweep(Action="release")
+    assert aws.model.hosts["x"]["attributes"] == [note]
+    aws.sweep()
+    assert note not in aws.model.hosts["x"]["attributes"], "it reports again"
+
+
 @pytest.mark.parametrize(("looks", "is_over"), [(3, True), (10**6, False)])
 def test_a_host_goes_once_its_counts_show_that_its_task_has_ended(
     keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch, looks: int, is_over: bool

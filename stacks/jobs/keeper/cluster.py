@@ -243,7 +243,7 @@ def release_idle(
     *,
     idle_s: float,
     missed: Collection[str] = (),
-    silent: Collection[str] = (),
+    silent: Collection[str] | None = None,
 ) -> list[str]:
     """Terminate hosts that have had no task for ``idle_s``, and let their groups ask for no more
     than there are.
@@ -256,7 +256,7 @@ def release_idle(
         tasks: all that run in the cluster.
         missed: capacity providers for whose job EC2 had too few hosts: those that boot, or have
             never had a task, go at once.
-        silent: heads that no longer report.
+        silent: heads that no longer report; None: not known.
     """
     # Capacity providers that a task waits for, and since when.
     wanted: dict[str, float] = {}
@@ -411,7 +411,7 @@ def seen_s(host: "ContainerInstanceTypeDef", name: str, what: str | None) -> flo
 
 
 def ailment(
-    host: "ContainerInstanceTypeDef", task: "TaskTypeDef | None", silent: Collection[str]
+    host: "ContainerInstanceTypeDef", task: "TaskTypeDef | None", silent: Collection[str] | None
 ) -> str:
     """Fault of the task that should run on a host, or should have ended; "" if there is none.
 
@@ -423,20 +423,26 @@ def ailment(
     status = task["lastStatus"] if task else ""
     if status in ("PROVISIONING", "PENDING", "ACTIVATING"):
         what, limit_s = "did not start", times.TASK_STARTS_S
-    elif task and task["taskArn"] in silent:
+    elif task and silent and task["taskArn"] in silent:
         what, limit_s = "did not report for 20 minutes", times.SWEEP_EVERY_S // 2
     elif task and not host["agentConnected"]:
         what, limit_s = "lost its agent", times.AGENT_LOST_S
     elif task and task.get("healthStatus") == "UNHEALTHY":
         what, limit_s = "did not answer its health check", times.SWEEP_EVERY_S // 2
     elif not task and host["runningTasksCount"] + host["pendingTasksCount"]:
-        what, limit_s = "did not end", times.STOP_TIMEOUT_S
-        told = [each for each in tasks_on(arn) if each["desiredStatus"] == "STOPPED"]
-        left = [each for each in told if not each.get("stoppedAt")]
-        task = min(left, key=lambda each: each["taskArn"], default=None)
+        what, limit_s, task = "did not end", times.STOP_TIMEOUT_S, unended(arn)
+    elif task and silent is None:
+        return ""  # what a sweep has noted of its silence stays
     which = task["taskArn"].rpartition("/")[2] if task and what else ""
     seen = seen_s(host, AILING_SINCE, f"{which} {what}" if which else None)
     return f"the node {what} on {host['ec2InstanceId']}" if seen > limit_s else ""
+
+
+def unended(host: str) -> "TaskTypeDef | None":
+    """First task of a host that should have ended and has not."""
+    stopped = [each for each in tasks_on(host) if each["desiredStatus"] == "STOPPED"]
+    left = [each for each in stopped if not each.get("stoppedAt")]
+    return min(left, key=lambda each: each["taskArn"], default=None)
 
 
 def unused_since(host: "ContainerInstanceTypeDef") -> float:
