@@ -160,9 +160,7 @@ class Program:
             if is_known or text.startswith("-") or _WRITTEN.search(option):
                 continue
             if path.exists() and not os.path.isabs(text):
-                is_inside = path.resolve().is_relative_to(self._folder.resolve())
-                why = "git ignores it" if is_inside else "it lies outside of the folder"
-                yield f"{text}, which the command names, is not uploaded: {why}"
+                yield f"{text}, which the command names, is not uploaded: {self._lack(path)}"
             elif path.exists() and path.is_relative_to(os.path.expanduser("~")):
                 yield f"{text}, which the command names, is a path of this machine"
             # Hydra looks for it in a folder that its program names.
@@ -172,6 +170,11 @@ class Program:
                 and command.find(text, self._files) is None
             ):
                 yield f"{text}, which the command names, is not in {self._folder}"
+
+    def _lack(self, path: Path) -> str:
+        """Reason why a path of this machine is not uploaded."""
+        is_inside = path.resolve().is_relative_to(self._folder.resolve())
+        return "git ignores it" if is_inside else "it lies outside of the folder"
 
 
 def _plain(names: str) -> str:
