@@ -87,8 +87,8 @@ case $1 in
         fi
         # torch wants setuptools; here already, or its layer would have to hide the one of venv.
         install --upgrade pip setuptools
-        # peft brings torch along, from the default index: it waits for the next stage.
-        sed '/^torch==/d; /^peft==/d' "$SOURCE/requirements/training.txt" >/tmp/requirements.txt
+        # peft and accelerate bring torch along, from the default index: they wait for the next stage.
+        sed '/^torch==/d; /^peft==/d; /^accelerate==/d' "$SOURCE/requirements/training.txt" >/tmp/requirements.txt
         install --requirement /tmp/requirements.txt
         # Importable from everywhere, also by the workers that Ray starts.
         echo /opt/train >"$(site_packages)/train.pth"
