@@ -525,7 +525,7 @@ class Host:
 STOPPED, PENDING = {"desiredStatus": "STOPPED"}, {"lastStatus": "PENDING"}
 AWAY, DRAINS = {"agentConnected": False}, {"status": "DRAINING"}
 UNWELL = {"healthStatus": "UNHEALTHY"}
-NO_START, NO_ANSWER = "t did not start", "t did not answer its health check"
+NO_START, NO_ANSWER = "t did not start", "t did not answer"
 NO_AGENT, NO_END = "t lost its agent", "t did not end"
 HOSTS = [
     # It has no task.
@@ -586,7 +586,7 @@ def test_the_end_of_another_job_leaves_what_a_sweep_has_noted_of_a_silent_head(a
     aws.add("t", group="job:j1", host="x", family="job")
     note = {
         "name": AILING_SINCE,
-        "value": f"{time.time() - 90:.0f} t did not report for 20 minutes",
+        "value": f"{time.time() - 90:.0f} t did not answer",
     }
     aws.model.hosts["x"]["attributes"] = [note]
     aws.sweep(Action="release")

@@ -26,7 +26,7 @@ NUM = int(os.environ.get("LIVES", "250"))
 FIRST = int(os.environ.get("FIRST_LIFE", "0"))
 #: S3 was down until two hours after many jobs had been aborted; the keeper wrote the record of an
 #: aborted job, and could not report it in any of its tries.
-KEPT = (1595, 7032)
+KEPT = (1595, 7032, 403882, 500788)
 #: That a rare fault brings about, if what it needs is there.
 STATES = (
     "attributes refused",

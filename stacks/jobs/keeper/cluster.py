@@ -424,7 +424,7 @@ def ailment(
     if status in ("PROVISIONING", "PENDING", "ACTIVATING"):
         what, limit_s = "did not start", times.TASK_STARTS_S
     elif task and silent and task["taskArn"] in silent:
-        what, limit_s = "did not report for 20 minutes", times.SWEEP_EVERY_S // 2
+        what, limit_s = "did not answer for 20 minutes", times.SWEEP_EVERY_S // 2
     elif task and not host["agentConnected"]:
         what, limit_s = "lost its agent", times.AGENT_LOST_S
     elif task and task.get("healthStatus") == "UNHEALTHY":
@@ -434,7 +434,9 @@ def ailment(
     elif task and silent is None:
         return ""  # what a sweep has noted of its silence stays
     which = task["taskArn"].rpartition("/")[2] if task and what else ""
-    seen = seen_s(host, AILING_SINCE, f"{which} {what}" if which else None)
+    # By its first words: a node that fails its health check, and then no longer reports, is one.
+    mark = " ".join([which, *what.split()[:3]])
+    seen = seen_s(host, AILING_SINCE, mark if which else None)
     return f"the node {what} on {host['ec2InstanceId']}" if seen > limit_s else ""
 
 
