@@ -250,7 +250,7 @@ def judged(
         task,
         error,
         deadline=now + left_s,
-        patience=now + patience_s,
+        capacity_deadline=now + patience_s,
         attempt=60,
         in_a_row=in_a_row,
     )
