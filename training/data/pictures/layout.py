@@ -54,9 +54,9 @@ class FoundPicture(NamedTuple):
 
     class_name: str
     name: str
-    """Of the file, below its class folder."""
+    """Path of the picture, relative to its class folder."""
     path: str
-    """Of the file that holds it: itself or an archive."""
+    """Path of the file with the picture's bytes: the picture itself or an archive."""
     offset: int
     size: int
 
@@ -65,9 +65,9 @@ class Item(NamedTuple):
     """A file of the source, or an empty folder."""
 
     parts: tuple[str, ...]
-    """Of its path; the last one is empty for an empty folder."""
+    """Parts of its path; the last one is empty for an empty folder."""
     path: str
-    """Of the file that holds it."""
+    """Path of the file with the item's bytes: the item itself or an archive."""
     offset: int = 0
     size: int = -1
 
@@ -78,11 +78,11 @@ class _Files(NamedTuple):
     pictures: dict[str, list[Item]]
     """By split; "" for none."""
     lists: list[Item]
-    """Of the classes of validation pictures."""
+    """Files that list the classes of the validation pictures."""
     annotations: dict[str, Item]
-    """Of validation pictures, by the names of these without a suffix."""
+    """Annotations of validation pictures, by the pictures' names without suffix."""
     kit: dict[str, Item]
-    """Of ImageNet's development kit, by their names."""
+    """Files of ImageNet's development kit, by name."""
     others: list[Item]
 
     @classmethod
@@ -107,7 +107,7 @@ class Arranged(NamedTuple):
     """The pictures of a source."""
 
     pictures: dict[str, list[FoundPicture]]
-    """Of each split, sorted by class and then by name."""
+    """Pictures of each split, sorted by class and then by name."""
     notes: tuple[str, ...]
     """A sentence each about what was held out and what is not used."""
 
