@@ -46,10 +46,10 @@ GROUPS |= {pool_hosts(STACK, each): pool_provider(STACK, each) for each in PLACE
 
 
 # --- tasks ----------------------------------------------------------------------------------------
-def each_of(service: str, call: str, key: str, **given: Any) -> Iterator[Any]:
-    """What all pages of a list hold."""
+def each_of(service: str, call: str, key: str, **arguments: Any) -> Iterator[Any]:
+    """Items under ``key`` on all pages of a paginated call."""
     client: Any = boto3.client(service)  # type: ignore[call-overload]
-    for page in client.get_paginator(call).paginate(**given):
+    for page in client.get_paginator(call).paginate(**arguments):
         yield from page[key]
 
 
@@ -431,8 +431,8 @@ def ailment(
         what, limit_s = "did not answer its health check", times.SWEEP_EVERY_S // 2
     elif not task and host["runningTasksCount"] + host["pendingTasksCount"]:
         what, limit_s = "did not end", times.STOP_TIMEOUT_S
-        told = [each for each in tasks_on(arn) if each["desiredStatus"] == "STOPPED"]
-        left = [each for each in told if not each.get("stoppedAt")]
+        stopping = [each for each in tasks_on(arn) if each["desiredStatus"] == "STOPPED"]
+        left = [each for each in stopping if not each.get("stoppedAt")]
         task = min(left, key=lambda each: each["taskArn"], default=None)
     which = task["taskArn"].rpartition("/")[2] if task and what else ""
     seen = seen_s(host, AILING_SINCE, f"{which} {what}" if which else None)
