@@ -50,8 +50,8 @@ def build(app: cdk.App) -> cdk.App:
     env = cdk.Environment(region=settings.region or None)
     # The ids, by which `cdk deploy` knows them, are the same in each deployment.
     names = stacks(settings.deployment)
-    given = [tag.partition("=") for tag in settings.tags.split(",") if tag]
-    tags = {"project": "ecs-train", **{name: value for name, _, value in given}}
+    pairs = [tag.partition("=") for tag in settings.tags.split(",") if tag]
+    tags = {"project": "ecs-train", **{name: value for name, _, value in pairs}}
     # CloudFormation puts those of a stack on what CDK tags nothing of, such as roles that it adds.
     core = CoreStack(app, CORE_STACK, stack_name=names[0], settings=settings, env=env, tags=tags)
     TrainingStack(

@@ -254,7 +254,7 @@ class JobHead:
         self._has_released = False
         self._mirror: Mirror | None = None
         self._log_end = LogEnd()
-        self._is_told = False  # to end, and has little time left
+        self._is_ending = False  # to end, and has little time left
         self._is_unfit = False
         self._ending: int | None = None  # exit code, of a reason to end before the command runs
 
@@ -358,9 +358,9 @@ class JobHead:
             is_saved = self._save_files()
         if code == exits.OK and not is_saved:
             code = exits.FILES_LOST
-        elif spec.on == Placement.HEAD and code not in exits.TRIED_AGAIN and not self._is_told:
+        elif spec.on == Placement.HEAD and code not in exits.TRIED_AGAIN and not self._is_ending:
             self._tell_why(folder, has_failed=code != exits.OK)
-        if not (self._is_told or self._is_stopped):  # also while it saved its files
+        if not (self._is_ending or self._is_stopped):  # also while it saved its files
             self._hold(code)
         return code
 
@@ -403,10 +403,10 @@ class JobHead:
         spec, words, place = self._config.spec, self._config.spec.command, None
         if spec.on == Placement.NODES:
             words = (sys.executable, "-m", "containers.program.start.supervisor")
-            told = LaunchSpec(
+            launch_spec = LaunchSpec(
                 order=spec, variables=own, storage=self._storage, deadline=self._config.deadline
             )
-            variables = {ENV_PROGRAM: told.to_json()}
+            variables = {ENV_PROGRAM: launch_spec.to_json()}
         else:
             place = work if spec.code else None
             variables, mirror = prepare_head(
@@ -461,7 +461,7 @@ class JobHead:
         these would keep the head's processors busy meanwhile; an exit code where that fails."""
         while self._decisions.is_short:
             if (code := self._reason_to_end()) is not None:
-                self._is_told = True
+                self._is_ending = True
                 return code
             self._clock.sleep(_POLL_S)
         return None
@@ -488,7 +488,7 @@ class JobHead:
             self._report(reason)
 
     def _lack_of_files(self) -> str:
-        """What the files of a program on the head lack, in words; "" for nothing."""
+        """Warning about unsaved files of the program on the head; "" if none are missing."""
         if self._mirror is None:
             return ""
         with contextlib.suppress(*BUCKET_ERRORS):
@@ -507,7 +507,7 @@ class JobHead:
         """Save what the command on the head wrote last; return whether all of it is saved."""
         if self._mirror is None:
             return True
-        left = 0 if self._is_told else self._config.deadline - self._clock.time()
+        left = 0 if self._is_ending else self._config.deadline - self._clock.time()
         is_saved = self._mirror.save(max(times.FILES_SAVE_S, left))
         self._mirror.close()
         if not is_saved:
@@ -549,7 +549,7 @@ class JobHead:
             code = self._reason_to_end()
             self._release_unused()
         if code is not None:
-            self._is_told = True
+            self._is_ending = True
             if code == exits.NO_CAPACITY:
                 # Nothing trains any more: release the nodes while the command ends.
                 self._ray.scale(least=0, most=0)
@@ -665,8 +665,8 @@ def run(environment: Mapping[str, str]) -> int:
     address = machine.own_address()
     interface = machine.interface_of(address)
     say(f"job {config.job}: head on {address}, worker nodes: {config.spec.nodes.words}")
-    given = node.ray_environment(head, interface) | environment
-    given |= {
+    variables = node.ray_environment(head, interface) | environment
+    variables |= {
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
         "RAY_CLOUD_INSTANCE_ID": task.arn,
@@ -677,16 +677,16 @@ def run(environment: Mapping[str, str]) -> int:
     ended = threading.Event()
     with tempfile.TemporaryDirectory(prefix="job-") as folder:
         request = Path(folder) / "check"
-        given |= {ENV_LOG: own_output(), ENV_HOST_CHECK: str(request)}
+        variables |= {ENV_LOG: own_output(), ENV_HOST_CHECK: str(request)}
         ray = RayHead(
             config,
             head,
             address=address,
-            environment=given,
+            environment=variables,
             folder=Path(folder),
             provider=worker_provider(config, environment, task=task, address=address),
         )
-        job = JobHead(config, ray, given)
+        job = JobHead(config, ray, variables)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: job.stop())
         node.start_watching_host(head, request, job.leave_host, ended)

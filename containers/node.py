@@ -335,8 +335,8 @@ class NodeRunner:
         return self._explain(ray_code, time.monotonic() - began)
 
     def _may_not_start_again(self) -> bool:
-        is_told = self._is_unfit or self._stopped_by is not None
-        return self._is_up or self._hangs or is_told or bool(self._lost_head())
+        is_stopping = self._is_unfit or self._stopped_by is not None
+        return self._is_up or self._hangs or is_stopping or bool(self._lost_head())
 
     def _start_in_turn(self, command: list[str], environment: dict[str, str]) -> int:
         """Start Ray and wait for its end; return its exit code. No other node of this host starts

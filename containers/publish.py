@@ -68,7 +68,7 @@ class DockerCommand:
     def log_in(self, registry: str, *, password: str) -> None:
         """Log in to a registry of ECR. Raises PublishError."""
         command = ("login", "--username", "AWS", "--password-stdin", registry)
-        self._run(command, stdout=subprocess.DEVNULL, given=password)
+        self._run(command, stdout=subprocess.DEVNULL, stdin=password)
 
     def has(self, image: str) -> bool:
         """True if the registry has an image."""
@@ -80,14 +80,14 @@ class DockerCommand:
         return True
 
     def _run(
-        self, arguments: Sequence[str], *, stdout: int, stderr: int | None = None, given: str = ""
+        self, arguments: Sequence[str], *, stdout: int, stderr: int | None = None, stdin: str = ""
     ) -> str:
         try:
             done = subprocess.run(
                 ["docker", *arguments],
                 cwd=ROOT,
                 env=os.environ | {"DOCKER_BUILDKIT": "1"},
-                input=given,
+                input=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 text=True,
@@ -117,14 +117,14 @@ def build(
             is the target.
         platform: such as ``linux/amd64``; empty: this machine's.
     """
-    given = [*build_arguments, f"VERSION={version()}", f"GIT_SHA={git_sha}"]
+    values = [*build_arguments, f"VERSION={version()}", f"GIT_SHA={git_sha}"]
     # An action of a CI pipeline that keeps the cache elsewhere needs the command of buildx.
     command = ["buildx", "build", "--load"] if options else ["build"]
     for target, image in targets.items():
         docker.run(
             *command,
             *("--file", DOCKERFILE, "--target", target, "--tag", image),
-            *[part for each in given for part in ("--build-arg", each)],
+            *[part for each in values for part in ("--build-arg", each)],
             *[part for each in _versions() for part in ("--label", each)],
             *[option.replace("{target}", target) for option in options],
             *(["--platform", platform] if platform else []),
@@ -358,11 +358,11 @@ def _publish(
 
 def _build_arguments(options: argparse.Namespace) -> list[str]:
     """Arguments of the Dockerfile: of the environment, of ``cdk.json``, of the command line."""
-    given = {
+    values = {
         "TORCH_CPU_INDEX": os.environ.get("TORCH_INDEX"),
         "BASE_IMAGE": setting(ROOT, "base_image"),
     }
-    found = [f"{name}={value}" for name, value in given.items() if value]
+    found = [f"{name}={value}" for name, value in values.items() if value]
     return [*found, f"WORKER_TORCH={options.worker_torch}", *options.build_arg]
 
 

@@ -39,9 +39,9 @@ def without_the_wait(start_raylet: Callable[..., Any]) -> Callable[..., Any]:
     """
     signature = inspect.signature(start_raylet)
 
-    def start(*given: Any, **named: Any) -> Any:
-        found = start_raylet(*given, **named)
-        values = signature.bind(*given, **named).arguments
+    def start(*arguments: Any, **named: Any) -> Any:
+        found = start_raylet(*arguments, **named)
+        values = signature.bind(*arguments, **named).arguments
         ports = {name: values[port] for name, port in PORT_FILES.items()}
         about = (values["session_dir"], values["node_id"], ports)
         threading.Thread(target=_write_missing, args=about, daemon=True).start()

@@ -35,7 +35,7 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterShape:
-    """What the command line knows of a deployment's settings."""
+    """Settings of a deployment that the command line needs."""
 
     preset: str
     head_instance_type: str
@@ -62,9 +62,9 @@ class ClusterShape:
     max_jobs_per_user: int = 0
     """Jobs of a user at a time; 0: no limit."""
     monthly_budget_usd: int = 0
-    """What jobs may cost in a month of UTC; 0: there is no budget."""
+    """Budget for all jobs in one calendar month (UTC), in US dollars; 0: no budget."""
     budget_refuses: bool = False
-    """Whether no job starts when it is spent; else there is a warning."""
+    """True if no job may start once the budget is spent; False: only a warning."""
     shared: FileSystem | None = None
     """The file system that all hosts mount."""
     pools: Mapping[str, Pool] = field(default_factory=dict)

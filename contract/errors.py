@@ -9,7 +9,7 @@ class ReportedError(Exception):
 
     exit_code: int = exits.FAILED
     then: str = ""
-    """What to do about it, where the message does not say that."""
+    """Next step for the user, if the message does not name it."""
 
 
 class InputError(ReportedError, ValueError):

@@ -282,9 +282,9 @@ def command(
                 say(interrupted)
                 return exits.INTERRUPTED
             except Exception as error:  # the command's boundary
-                told = explain(error)
-                say(f"error: {told}{told.then}")
-                return exit_code(told)
+                reported = explain(error)
+                say(f"error: {reported}{reported.then}")
+                return exit_code(reported)
 
         return run
 

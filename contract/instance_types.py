@@ -69,9 +69,9 @@ class Gpu:
     memory_gb_per_s: float
     """Bandwidth of its memory, in 10^9 bytes per second."""
     has_bf16: bool = True
-    """Whether it has units for bf16; without them the recipes compute in fp32."""
+    """True if the GPU has bf16 units; without them, recipes compute in fp32."""
     has_nvlink: bool = False
-    """Whether the GPUs of a host exchange data directly, and EFA reads and writes their memory."""
+    """True if the GPUs of a host exchange data directly, and EFA reads and writes GPU memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -118,7 +118,7 @@ _IN_VAIN: Final = (
 #: So many times in a row a head may be killed, or its Ray end: that may be its program's fault.
 MOST_IN_VAIN: Final = 3
 #: ECS's own words when a user stops a task without giving a reason.
-NO_REASON_GIVEN = "Task stopped by user"
+STOP_WITHOUT_REASON = "Task stopped by user"
 
 
 def head_of(event: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
@@ -150,7 +150,7 @@ def verdict(
     error: str,
     *,
     deadline: float,
-    patience: float,
+    capacity_deadline: float,
     attempt: int,
     in_a_row: int,
 ) -> Outcome:
@@ -163,8 +163,8 @@ def verdict(
             when there was none.
         error: name of Step Functions' error, with its cause where that is no task.
         deadline: Unix time.
-        patience: Unix time until which a host for the head is asked for. What counts for both is
-            when the task ended, not when this is asked.
+        capacity_deadline: Unix time until which a host for the head is requested. Both times are
+            compared with the end of the task, not with the current time.
         attempt: number of this attempt, from 1.
         in_a_row: the same, counted since one has run for long.
     """
@@ -194,7 +194,7 @@ def verdict(
         return ended(JobStatus.NO_CAPACITY, why if "no capacity: " in why else "no capacity")
     if end.has_found_no_host:
         # It did not run, so it does not count.
-        found = ended(JobStatus.NO_CAPACITY, "no capacity", again=end.at < patience)
+        found = ended(JobStatus.NO_CAPACITY, "no capacity", again=end.at < capacity_deadline)
         return replace(found, attempts=attempt - 1, in_a_row=in_a_row - 1)
 
     if (lost := end.loss) is None:
@@ -239,7 +239,7 @@ class _End:
     stopped: str
     """Reason of the stop: ours, a user's or ECS's."""
     said: str
-    """What ECS says of the container, else of the task, else Step Functions' error."""
+    """Error from ECS for the container, else for the task, else from Step Functions."""
     ordered: JobStatus | None
     """Status for which the sweep has stopped it."""
     error: str
@@ -283,7 +283,7 @@ class _End:
     def last(self) -> tuple[JobStatus, str]:
         """Status and reason of a head that was not lost."""
         if self.how is Ending.STOPPED:
-            by_user = self.stopped in ("", STOPPED_BY_USER, NO_REASON_GIVEN)
+            by_user = self.stopped in ("", STOPPED_BY_USER, STOP_WITHOUT_REASON)
             other = f"its head was stopped: {self.stopped}"
             return JobStatus.STOPPED, STOPPED_BY_USER if by_user else other
         if self.code in (exits.TERMINATED, exits.INTERRUPTED):
@@ -330,7 +330,7 @@ def refusal(activities: Sequence[Mapping[str, Any]], *, since: float) -> str:
 
 
 def is_in_vain(sentence: str) -> bool:
-    """Whether to wait does not help where AWS says this of a launch."""
+    """True if AWS refused a launch for a reason that waiting cannot remove."""
     return _says(_IN_VAIN, sentence)
 
 
@@ -380,7 +380,7 @@ def job_of(task: Mapping[str, Any]) -> str:
     return group.removeprefix(JOB_GROUP) if group.startswith(JOB_GROUP) else ""
 
 
-def told(task: Mapping[str, Any], name: str) -> str | None:
+def env_override(task: Mapping[str, Any], name: str) -> str | None:
     """A variable of the environment that a task was started with."""
     for container in (task.get("overrides") or {}).get("containerOverrides") or []:
         for each in container.get("environment") or []:
@@ -391,7 +391,7 @@ def told(task: Mapping[str, Any], name: str) -> str | None:
 
 def deadline_of(task: Mapping[str, Any], *, default: float) -> float:
     """Unix time at which the job of a task ends."""
-    value = told(task, ENV_DEADLINE)
+    value = env_override(task, ENV_DEADLINE)
     try:
         return float(value) if value else default
     except ValueError:  # the state machine only writes numbers

@@ -101,5 +101,5 @@ RAY_RECONNECT_S: Final = 30  # a worker that has lost its head ends, and release
 
 
 def is_slow(instance_type: str) -> bool:
-    """Whether hosts of a type start for up to 15 minutes: bare metal and P instances."""
+    """True for types whose hosts take up to 15 minutes to start: bare metal and P instances."""
     return re.match(r"p\d|.*metal", instance_type) is not None

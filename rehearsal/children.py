@@ -24,7 +24,7 @@ from contract import text
 from contract.errors import ReportedError
 
 #: What an interrupted program gets to clean up after itself, before it is killed.
-PATIENCE_S: Final = 20
+KILL_AFTER_S: Final = 20
 #: Longest silence of ``Steps``; on a terminal its line moves ten times in that time.
 QUIET_S = 10.0
 
@@ -130,7 +130,7 @@ def end_group(process: subprocess.Popen[str]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=PATIENCE_S)
+        process.wait(timeout=KILL_AFTER_S)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -269,11 +269,11 @@ def find(name: str, role: str | None = None) -> list[int]:
 def end(name: str, *, timeout_s: float) -> int:
     """End all processes of a rehearsal, politely and then not; return how many there were."""
     pids = find(name)
-    for number, patience_s in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, 5.0)):
+    for number, limit_s in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, 5.0)):
         for pid in find(name):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + limit_s
         while find(name) and time.monotonic() < deadline:
             _take_note()
             time.sleep(0.1)

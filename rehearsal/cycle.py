@@ -49,16 +49,16 @@ SETTINGS: Final = {"preset": "cpu", "retain_bucket": "false"}
 
 
 class State(TypedDict, total=False):
-    """What ``up`` writes down, for the commands that follow it."""
+    """State that ``up`` saves for later commands."""
 
     endpoint: str
     """Where the local AWS answers."""
     registry: str
     """``host:port`` in place of ECR; "": the images are in the engine itself."""
     image_tag: str
-    """Of what is up, written once all of it is."""
+    """Tag of the running images, written once all of it is up."""
     before: Inventory
-    """What was in the account before the stacks."""
+    """Resources in the account before the stacks were deployed."""
     digests: dict[str, str]
     """Repository -> digest of the image that was pushed there."""
 
@@ -89,11 +89,11 @@ def check_installed() -> None:
 class Rehearsal:
     """One checkout's rehearsal; another checkout has another name and does not see it."""
 
-    def __init__(self, engine: Engine, *, beside: Path | None = None) -> None:
-        """``beside``: folder of a second rehearsal of this checkout; the first has its own."""
+    def __init__(self, engine: Engine, *, folder: Path | None = None) -> None:
+        """``folder``: of a second rehearsal of this checkout; None: the first one's."""
         self.engine = engine
-        self.folder = beside or ROOT / ".rehearsal"
-        self.name = f"ecs-train-{hashlib.sha256(str(beside or ROOT).encode()).hexdigest()[:8]}"
+        self.folder = folder or ROOT / ".rehearsal"
+        self.name = f"ecs-train-{hashlib.sha256(str(folder or ROOT).encode()).hexdigest()[:8]}"
         self.log = self.folder / "log"
         self._state_file = self.folder / "state.json"
 
@@ -109,7 +109,7 @@ class Rehearsal:
 
     # --- what there is ------------------------------------------------------------------------
     def state(self) -> State:
-        """What the last ``up`` has written; empty when nothing is up."""
+        """State saved by the last ``up``; empty if nothing is up."""
         try:
             found: State = json.loads(self._state_file.read_text())
         except (OSError, ValueError):
@@ -134,12 +134,12 @@ class Rehearsal:
         return LocalAws(endpoint=endpoint, log=self.folder / "aws" / "log", pid=0).environment()
 
     def is_up(self) -> bool:
-        """Whether all of it was brought up, and the local AWS answers."""
+        """True if ``up`` has completed and the local AWS answers."""
         state = self.state()
         return bool(state.get("image_tag")) and is_healthy(state["endpoint"])
 
     def status(self) -> dict[str, str | bool | int]:
-        """What is up, for people and for ``--json``."""
+        """Summary of the running parts, for people and for ``--json``."""
         state = self.state()
         endpoint = state.get("endpoint", "")
         return {
@@ -152,7 +152,7 @@ class Rehearsal:
         }
 
     def _there(self) -> dict[str, Sequence[object]]:
-        """What the rehearsal has on this machine, by kind."""
+        """Processes, containers and networks of the rehearsal on this machine, by kind."""
         return {
             "processes": children.find(self.name),
             "containers": self.engine.labelled("container", self.name),
@@ -220,8 +220,8 @@ class Rehearsal:
         command_line.bootstrap()
         if "before" not in self.state():
             self._remember({"before": inventory(environment["AWS_ENDPOINT_URL"])})
-        given = {**settings, "image_tag": image_tag}
-        context = [part for name, value in given.items() for part in ("-c", f"{name}={value}")]
+        merged = {**settings, "image_tag": image_tag}
+        context = [part for name, value in merged.items() for part in ("-c", f"{name}={value}")]
         stacks = (stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)
         command_line("deploy", *stacks, "--require-approval", "never", *context)
 

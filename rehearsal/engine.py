@@ -60,8 +60,8 @@ class Engine:
         return os.environ | {"DOCKER_HOST": self.address, "DOCKER_BUILDKIT": "1"}
 
     def inspect(self, kind: str, name: str) -> Any:
-        """What ``docker inspect`` prints of a network, image or container, read as JSON; None if
-        there is no such thing."""
+        """Parsed output of ``docker inspect`` for a network, image or container; None if it does
+        not exist."""
         found = self(kind, "inspect", name, check=False)
         records = json.loads(found or "[]")
         return records[0] if records else None
@@ -174,7 +174,8 @@ def _address(client: str) -> str:
 
 
 def _builds(engine: Engine, version: str) -> bool:
-    """Whether a client can build with BuildKit: through buildx, or, up to version 22, by itself."""
+    """True if a client can build with BuildKit: through buildx, or, from version 18 to 22, without
+    it."""
     if subprocess.run([engine.client, "buildx", "version"], capture_output=True).returncode == 0:
         return True
     major = re.match(r"\d+", version)

@@ -121,7 +121,7 @@ class QuietDocker:
     client: str
     environment: Mapping[str, str]
     name: str
-    """Of the rehearsal; what an interrupted command leaves in the engine is found by it."""
+    """Name of the rehearsal; leftovers of an interrupted command are found in the engine by it."""
     log: Path
 
     def run(self, *arguments: str, capture: bool = False) -> str:
@@ -184,7 +184,7 @@ def _remove_older(engine: Engine, images: Mapping[str, str], *, name: str) -> in
 
 
 def _is_built(engine: Engine, image: str, git_sha: str) -> bool:
-    """Whether the engine has an image of these sources, with a label that names this commit."""
+    """True if the engine has an image of these sources whose label names this commit."""
     record = engine.inspect("image", image)
     return record is not None and record["Config"]["Labels"].get(REVISION_LABEL) == git_sha
 

@@ -112,7 +112,7 @@ class AccountClients:
         return self.clients[service]
 
     def items(self, service: str, operation: str, key: str, **arguments: Any) -> Iterator[Any]:
-        """What all pages of an operation list under ``key``."""
+        """Items under ``key`` on all pages of an operation."""
         client = self.client(service)
         if client.can_paginate(operation):
             for page in client.get_paginator(operation).paginate(**arguments):
@@ -153,6 +153,6 @@ def inventory(endpoint: str) -> Inventory:
 
 
 def difference(before: Inventory, after: Inventory) -> Inventory:
-    """What is in ``after`` and was not in ``before``; empty when nothing was left behind."""
+    """Resources in ``after`` that are not in ``before``; empty if nothing was left behind."""
     new = {kind: sorted({*names} - {*before.get(kind, [])}) for kind, names in after.items()}
     return {kind: names for kind, names in new.items() if names}

@@ -46,7 +46,7 @@ class Containers:
     """Where ECS tasks run as containers; see ``rehearsal.ministack.ecs_runtime``."""
 
     name: str
-    """Of the rehearsal: a label of all its containers."""
+    """Name of the rehearsal, a label of all its containers."""
     engine: str
     """Address of the Docker Engine, such as ``unix:///var/run/docker.sock``."""
     network: str
@@ -62,7 +62,7 @@ class LocalAws:
     endpoint: str
     """Where it answers, such as ``http://127.0.0.1:4566``; one address for all services."""
     log: Path
-    """What the emulator prints: every request, and every resource that it failed to make."""
+    """Log of the emulator: every request, and every resource that it failed to make."""
     pid: int
     """Process of the server. It leads a process group that holds its Lambda functions too."""
 
@@ -89,7 +89,7 @@ def metadata_endpoint(host: str) -> str:
 
 
 def is_healthy(endpoint: str) -> bool:
-    """Whether an emulator answers at ``endpoint``."""
+    """True if an emulator answers at ``endpoint``."""
     connection = http.client.HTTPConnection(urlsplit(endpoint).netloc, timeout=5)
     try:
         connection.request("GET", "/_ministack/health")

@@ -76,7 +76,7 @@ class Times:
 
 
 class Agent(Protocol):
-    """What happens on hosts."""
+    """Agent that runs the tasks of hosts."""
 
     def pull(self, task: Record) -> None:
         """Make a container; ``Model.begin`` is told when it is there."""
@@ -147,7 +147,7 @@ class Model:
     ) -> None:
         """
         Args:
-            after: ``after(seconds, call, *given)`` calls later.
+            after: ``after(seconds, call, *arguments)`` calls later.
             stamp: a time as records have it.
             refusal: EC2's sentence if it has no other host for a group now; "" if it has. Asked for
                 each host: some of a gang may come.
@@ -159,7 +159,7 @@ class Model:
         self.groups = {each.provider: each for each in groups}
         self.tasks: dict[str, Record] = {}
         self.hosts: dict[str, Record] = {}
-        """Of the cluster, by ARN."""
+        """Hosts of the cluster, by ARN."""
         self.times = times or Times()
         self._agent, self._now, self._after, self._random = agent, now, after, random
         self._stamp, self._refusal, self._fate = stamp, refusal, fate
@@ -318,7 +318,7 @@ class Model:
             self._agent.pull(task)
 
     def _is_hung(self, task: Record) -> bool:
-        """Whether the Docker of its host does not answer."""
+        """True if the Docker daemon of a task's host does not answer."""
         host = self.hosts.get(task["containerInstanceArn"])
         return host is not None and host["_fate"] == "hangs"
 

@@ -32,7 +32,7 @@ def service(name: str) -> ServiceModel:
 
 
 def request_shape(service_name: str, action: str) -> StructureShape | None:
-    """What a request consists of; None for one that takes nothing.
+    """Shape of an action's request; None if it takes no parameters.
 
     Raises:
         UnknownServiceError: there is no such service.
@@ -42,17 +42,17 @@ def request_shape(service_name: str, action: str) -> StructureShape | None:
     return found
 
 
-def faults(shape: Shape | None, given: Mapping[str, Any]) -> list[str]:
-    """What a service would refuse in a request; empty where it would take it.
+def faults(shape: Shape | None, parameters: Mapping[str, Any]) -> list[str]:
+    """Faults that a service would find in a request; empty for a valid one.
 
     Args:
-        shape: of the request; None: it takes nothing.
-        given: its parameters.
+        shape: of the request; None if it takes no parameters.
+        parameters: of the request.
     """
     if shape is None:
-        return [f"it takes no parameters: {given!r}"] if given else []
+        return [f"it takes no parameters: {parameters!r}"] if parameters else []
     check = _Service()
-    found = check.validate(given, shape)
+    found = check.validate(parameters, shape)
     return [*found.generate_report().splitlines(), *check.refused]
 
 
@@ -71,7 +71,7 @@ class _Service(ParamValidator):
 
 
 def _limits(shape: Shape, value: Any) -> Iterator[str]:
-    """What must be instead of a value that a service refuses and botocore passes."""
+    """Limits that a value violates: the service enforces them, botocore does not."""
     most, size = shape.metadata.get("max"), value
     if isinstance(value, str | list | dict):
         size = len(value)

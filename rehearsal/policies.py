@@ -52,7 +52,7 @@ class Statement:
     """Operator -> key -> values."""
 
     def applies_to(self, call: Call) -> bool:
-        """Whether it is about this action and resource, under these conditions."""
+        """True if the statement covers a call: its action and resource, under its conditions."""
         keys = {name.lower(): value for name, value in call.keys.items()}
         return (
             any(_fits(pattern.lower(), call.action.lower()) for pattern in self.actions)
@@ -65,7 +65,7 @@ class Statement:
         )
 
     def names(self, caller: str) -> bool:
-        """Whether the statement of a resource's policy is about this caller itself.
+        """True if the statement of a resource's policy covers this caller.
 
         An account as a principal lets its administrators decide: it denies, but does not allow.
         """
@@ -80,7 +80,7 @@ class Statement:
 def allows(
     call: Call, *, identity: Iterable[Statement] = (), resource: Iterable[Statement] = ()
 ) -> bool:
-    """Whether a call is allowed: one statement has to allow it, and none may deny it.
+    """True if a call is allowed: one statement has to allow it, and none may deny it.
 
     Args:
         identity: of the role that calls; none for a service.
@@ -101,43 +101,45 @@ def parse(document: object) -> list[Statement]:
     """
     if not isinstance(document, Mapping):
         raise PolicyError(f"not a policy document: {document!r}")
-    given = document.get("Statement", [])
-    return [_statement(each) for each in (given if isinstance(given, list) else [given])]
+    statements = document.get("Statement", [])
+    return [
+        _statement(each) for each in (statements if isinstance(statements, list) else [statements])
+    ]
 
 
-def _statement(given: Mapping[str, object]) -> Statement:
-    if unknown := given.keys() - ELEMENTS:
+def _statement(statement: Mapping[str, object]) -> Statement:
+    if unknown := statement.keys() - ELEMENTS:
         raise PolicyError(f"unknown elements of a statement: {', '.join(sorted(unknown))}")
-    if given.get("Effect") not in ("Allow", "Deny"):
-        raise PolicyError(f"unknown effect: {given.get('Effect')!r}")
-    if "Action" not in given:
-        raise PolicyError(f"a statement without an Action: {given!r}")
+    if statement.get("Effect") not in ("Allow", "Deny"):
+        raise PolicyError(f"unknown effect: {statement.get('Effect')!r}")
+    if "Action" not in statement:
+        raise PolicyError(f"a statement without an Action: {statement!r}")
     conditions = {
         operator: {key: _listed(values) for key, values in tests.items()}
-        for operator, tests in _mapping(given.get("Condition")).items()
+        for operator, tests in _mapping(statement.get("Condition")).items()
         if isinstance(tests, Mapping)
     }
     if unknown := conditions.keys() - OPERATORS.keys():
         raise PolicyError(f"unknown condition operators: {', '.join(sorted(unknown))}")
-    resources = _listed(given.get("Resource", "*"))
+    resources = _listed(statement.get("Resource", "*"))
     texts = [*resources, *(v for tests in conditions.values() for vs in tests.values() for v in vs)]
     if variables := [text for text in texts if "${" in text.replace(USER_ID, "")]:
         raise PolicyError(f"policy variables are not known: {', '.join(variables)}")
     return Statement(
-        effect=str(given["Effect"]),
-        principals=_principals(given.get("Principal")),
-        actions=_listed(given["Action"]),
+        effect=str(statement["Effect"]),
+        principals=_principals(statement.get("Principal")),
+        actions=_listed(statement["Action"]),
         resources=resources,
         conditions=conditions,
     )
 
 
-def _principals(given: object) -> Values:
-    if given is None:
+def _principals(value: object) -> Values:
+    if value is None:
         return []
-    if given == "*":
+    if value == "*":
         return ["*"]
-    by_kind = _mapping(given)
+    by_kind = _mapping(value)
     if unknown := by_kind.keys() - {"AWS", "Service", "Federated"}:
         raise PolicyError(f"unknown kinds of principals: {', '.join(sorted(unknown))}")
     return [each for values in by_kind.values() for each in _listed(values)]
@@ -168,7 +170,7 @@ def _filled(patterns: Values, keys: Mapping[str, str]) -> Values:
 
 
 def _fits(pattern: str, text: str) -> bool:
-    """Whether a text fits a pattern: ``*`` is any text and ``?`` one character."""
+    """True if a text matches a pattern: ``*`` is any text and ``?`` one character."""
     parts = [{"*": ".*", "?": "."}.get(each, re.escape(each)) for each in pattern]
     return re.fullmatch("".join(parts), text, re.DOTALL) is not None
 
@@ -200,5 +202,5 @@ OPERATORS: Mapping[str, Callable[[str, str], bool]] = {
 
 
 def _holds(operator: str, value: str | None, wanted: Values) -> bool:
-    """Whether a condition is met; none is where the request lacks the key."""
+    """True if a condition is met; it never is if the request lacks the key."""
     return value is not None and any(OPERATORS[operator](each, value) for each in wanted)

@@ -36,7 +36,7 @@ class CoreStack(cdk.Stack):
     repositories: dict[str, ecr.Repository]
     namespace: servicediscovery.PrivateDnsNamespace
     notices: sns.Topic
-    """Of the ends of jobs, for ``submit --notify``."""
+    """Topic for notices that jobs have ended, for ``submit --notify``."""
 
     def __init__(self, scope: Construct, id_: str, *, settings: Settings, **kwargs: Any) -> None:
         super().__init__(

@@ -21,7 +21,7 @@ def accept(construct: IConstruct, findings: Mapping[str, str]) -> None:
 
 
 def wildcard(construct: IConstruct, arn: str = "*") -> str:
-    """What cdk-nag calls the finding that a policy allows ``arn``, part of which is a wildcard."""
+    """Id of cdk-nag's finding that a policy allows ``arn``, which contains a wildcard."""
     return f"AwsSolutions-IAM5[Resource::{_flat(Stack.of(construct).resolve(arn))}]"
 
 

@@ -1,7 +1,7 @@
-"""What people may do with a deployment: a managed policy for each of three roles.
+"""Permissions of people in a deployment: a managed policy for each of three roles.
 
-Attach one to a role or a permission set. They are part of CoreStack, so that a TrainingStack that
-is rebuilt every day takes no right away, and name what it makes by the beginning of its name.
+Attach one to a role or a permission set. They are part of CoreStack, so that rebuilding
+TrainingStack removes no permission, and they name its resources by prefix.
 """
 
 from collections.abc import Iterable, Mapping

@@ -246,7 +246,7 @@ def of_keeper(
     exported = _arn_as_imported(bucket)
     ends = f"{runs.ENDS_PREFIX}/*"
     others = [f"{each}/*" for each in (runs.HEADS_PREFIX, runs.STOPS_PREFIX)]
-    told = (ends, *others, runs.job_reason("*", "*"), runs.job_claim("*", "*"))
+    read_keys = (ends, *others, runs.job_reason("*", "*"), runs.job_claim("*", "*"))
     return (
         ending_tasks(cluster)
         + releasing_hosts(scope, cluster, groups)
@@ -254,10 +254,12 @@ def of_keeper(
         + allow(
             "RecordsAndReasons",
             "s3:GetObject",
-            on=[bucket.arn_for_objects(each) for each in told],
+            on=[bucket.arn_for_objects(each) for each in read_keys],
         )
         + Rights(
-            reasons={f"{exported}/{key}": "Runs and jobs are named by their users." for key in told}
+            reasons={
+                f"{exported}/{key}": "Runs and jobs are named by their users." for key in read_keys
+            }
         )
         + allow(
             "Jobs",

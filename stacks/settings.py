@@ -72,7 +72,7 @@ class Settings:
     max_workers: int
     """Most worker hosts at a time, 1 to 128."""
     spot: bool
-    """Whether worker hosts are spot instances. Heads never are: a lost head restarts the job."""
+    """Use spot instances as worker hosts. Heads never are: a lost head restarts the job."""
     worker_ami: str
     """Parameter of Systems Manager with the AMI of hosts that train, made from ECS's AMI for
     Amazon Linux 2023; empty: ECS's newest."""
@@ -112,10 +112,10 @@ class Settings:
     max_jobs_per_user: int
     """Most jobs of a user at a time, while others of theirs wait; 0: no limit."""
     monthly_budget_usd: int
-    """What all jobs may cost in a month of UTC, at list prices: ``trainctl submit`` warns of what
-    may exceed it. 0: none."""
+    """Budget for all jobs in a calendar month (UTC), at list prices: ``trainctl submit`` warns if a
+    job may exceed it. 0: none."""
     budget_refuses: bool
-    """Whether ``trainctl submit`` refuses jobs when the budget is spent."""
+    """Make ``trainctl submit`` refuse jobs when the budget is spent."""
 
     base_image: str
     """Image that both are built on, by digest; empty: Python on Debian. Set it in ``cdk.json``:
@@ -137,13 +137,13 @@ class Settings:
     data_buckets: str
     """More buckets that jobs may read, separated by commas."""
     retain_bucket: bool
-    """Whether the bucket survives ``cdk destroy``; otherwise it is emptied and removed. Files of
-    runs over 1 MiB move to Glacier Instant Retrieval after 30 days."""
+    """Keep the bucket after ``cdk destroy``; otherwise it is emptied and removed. Files of runs
+    over 1 MiB move to Glacier Instant Retrieval after 30 days."""
     log_retention_days: int
     """Days that logs are kept."""
     container_insights: bool
-    """Whether ECS reports its own metrics, at [a price](cost.md#what-costs-what): the dashboard's
-    network graph."""
+    """Publish ECS's own metrics, at [a price](cost.md#what-costs-what), for the dashboard's network
+    graph."""
 
     tags: str
     """Tags of everything that is deployed and of its hosts: ``CostCenter=42,Owner=ml``."""
@@ -241,10 +241,10 @@ class Settings:
 
     def _in_pool(self, name: str) -> "Settings":
         # On demand, unless the pool names a market itself.
-        given = {"spot": False, "capacity_reservation_id": "", **self.pools[name]}
+        overrides = {"spot": False, "capacity_reservation_id": "", **self.pools[name]}
         kinds = {field.name: field.type for field in dataclasses.fields(Settings)}
         values: dict[str, Any] = {}
-        for each, value in given.items():
+        for each, value in overrides.items():
             if each not in OF_A_POOL:
                 _unknown(each, [*OF_A_POOL])
             values[each] = _parse(each, value, kinds[each])
@@ -332,7 +332,7 @@ class Settings:
 
     @property
     def file_system(self) -> FileSystem | None:
-        """What all hosts mount; None: nothing."""
+        """File system that all hosts mount; None: there is none."""
         if self.shared_storage == "none":
             return None
         return FileSystem(
@@ -361,7 +361,7 @@ class Settings:
 
     @property
     def uses_efa(self) -> bool:
-        """Whether the hosts that train have EFA interfaces."""
+        """True if the hosts that train have EFA interfaces."""
         if self.efa == "auto":
             return self.num_training_nodes > 1 and self.worker.needs_efa
         return self.efa == "on"
@@ -424,12 +424,12 @@ def load(context: Mapping[str, Any], *, region: str = "") -> Settings:
     for name in (*defaults, *machines):
         if name not in fields:
             _unknown(name, [*fields])
-    given = {**defaults, **machines, **{name: context[name] for name in fields if name in context}}
+    merged = {**defaults, **machines, **{name: context[name] for name in fields if name in context}}
     values = {}
     for name, kind in fields.items():
-        if name not in given:
+        if name not in merged:
             raise InputError(f"setting {name} is missing: give it in cdk.json or as -c {name}=…")
-        values[name] = _parse(name, given[name], kind)
+        values[name] = _parse(name, merged[name], kind)
     _check_kind(preset, presets, values)
     values["image_tag"] = values["image_tag"] or content_tag(ROOT, base=values["base_image"])
     settings = Settings(**values)

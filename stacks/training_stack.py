@@ -256,12 +256,12 @@ class TrainingStack(cdk.Stack):
         tasks = [("", each) for each in (nodes.head.task, nodes.worker.task, jobs.task)]
         of_pools = [(each.hosts.kind.place, each.task) for each in self.pools.values()]
         for pool, task in (*tasks, *of_pools):
-            teardown.stops(task, beside=[security_group, *routes], pool=pool)
+            teardown.stops(task, dependencies=[security_group, *routes], pool=pool)
         # Executions and tasks are ended first: a machine is only deleted after them.
         teardown.stops_jobs(
             machine_arn=jobs.state_machine_arn,
             keeper_arn=jobs.keeper_arn,
-            beside=(jobs.state_machine, jobs.keeper),
+            dependencies=(jobs.state_machine, jobs.keeper),
         )
         # Cloud Map deletes no name of a task that is still stopping, though its service is gone
         # (terraform-provider-aws 4853).

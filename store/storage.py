@@ -32,8 +32,8 @@ _ATTEMPTS: Final = 10
 #: By s3fs, around those of botocore, which do not know of an answer that breaks off.
 _ROUNDS: Final = 2
 #: Attempts that are refused at once, before a person is told of them.
-_TOLD_AFTER: Final = 3
-_told: Final[set[str]] = set()
+_REPORT_AFTER: Final = 3
+_reported: Final[set[str]] = set()
 #: Shows a line. A process whose stderr nobody sees sets its own.
 say: Callable[[str], object] = faults.say
 _READ_BYTES: Final = 1 << 22
@@ -120,9 +120,9 @@ def filesystem(uri: str, *, quick: bool = False) -> Any:
 def _tell_of_failure(*, attempts: int, caught_exception: Exception | None, **_: Any) -> None:
     """Say once of each kind of failure, when some seconds are lost, that S3 does not answer."""
     cause = type(caught_exception).__name__ if caught_exception else ""
-    is_long = attempts >= _TOLD_AFTER or "Timeout" in cause
-    if cause and is_long and cause not in _told:
-        _told.add(cause)
+    is_long = attempts >= _REPORT_AFTER or "Timeout" in cause
+    if cause and is_long and cause not in _reported:
+        _reported.add(cause)
         say(f"S3 does not answer yet ({caught_exception}): it is tried again for minutes")
 
 
@@ -197,7 +197,7 @@ def bytes_free(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def given(what: str) -> Iterator[None]:
+def reading(what: str) -> Iterator[None]:
     """Turn errors of reading what a user gave into those that say whose mistake they are.
 
     Args:
@@ -357,7 +357,7 @@ def age_s(uri: str) -> float:
 
 
 def _head(fs: Any, uri: str) -> Any:
-    """What S3 says of an object."""
+    """Metadata of an object in S3, from HeadObject."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     return fs.call_s3("head_object", Bucket=bucket, Key=key)
 
@@ -446,7 +446,7 @@ def fetch(url: str, target: Path, *, check: Callable[[Path], None] = lambda _: N
     part = target.with_name(f".{target.name}.part")
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
-        with given(url):
+        with reading(url):
             download(url, part)
         check(part)
         part.replace(target)
@@ -464,7 +464,7 @@ def upload(path: Path, uri: str) -> None:
 
 
 def _counting() -> Any:
-    """What s3fs tells of each part of a file that it has uploaded."""
+    """Callback for s3fs that adds the bytes of each uploaded part of a file to ``Written``."""
     import fsspec
 
     class CountingCallback(fsspec.Callback):  # type: ignore[misc]

@@ -180,7 +180,7 @@ def in_restore(patch: pytest.MonkeyPatch, error: Exception) -> int:
 
 def on_node(patch: pytest.MonkeyPatch, error: Exception) -> int:
     """When a node prepares a program of all nodes; its answer brings the error."""
-    ended = Ended(code=exits.FAILED, at=0.0, was_told=False, trouble=error)
+    ended = Ended(code=exits.FAILED, at=0.0, was_stopped=False, trouble=error)
     seat: Any = {"number": 0, "node": None, "launcher": None, "start": 0}
     group = supervisor.NodeGroup(LaunchSpec(order=ordered(on=Placement.NODES).spec, variables={}))
     group._seats = [supervisor.Seat(**seat, status=Status(start=0, ended=ended))]
@@ -250,7 +250,7 @@ def judged(
         task,
         error,
         deadline=now + left_s,
-        patience=now + patience_s,
+        capacity_deadline=now + patience_s,
         attempt=60,
         in_a_row=in_a_row,
     )

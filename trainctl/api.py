@@ -90,7 +90,7 @@ class Job:
 
     @property
     def id(self) -> str:
-        """What ``trainctl show`` and the other commands take."""
+        """Id of the job, which ``trainctl show`` and other commands take."""
         return self._found.id
 
     @property
@@ -243,13 +243,13 @@ def _request(command: Sequence[object], options: Mapping[str, object]) -> tuple[
         UsageError: the command line would refuse a value.
     """
     of_where = {each.name for each in fields(Where)}
-    given = {
+    values = {
         key: value for key, value in options.items() if value is not None or key not in of_where
     }
     parser = typer.Typer(add_completion=False)
     parser.command()(flattened(_parsed))
     read: Any = typer.main.get_command(parser)
-    words = words_of(given, by_name(read.params))
+    words = words_of(values, by_name(read.params))
     try:
         options_of_job, where = read.main(
             [*words, "--", *(text("a word", each) for each in command)], standalone_mode=False
@@ -259,5 +259,5 @@ def _request(command: Sequence[object], options: Mapping[str, object]) -> tuple[
     return JobRequest.of(options_of_job), where
 
 
-def _parsed(*, given: JobOptions, where: Where) -> tuple[JobOptions, Where]:
-    return given, where
+def _parsed(*, options: JobOptions, where: Where) -> tuple[JobOptions, Where]:
+    return options, where

@@ -49,10 +49,10 @@ class HelpCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments, with numbers in ASCII digits only."""
-        given = self.make_parser(ctx).parse_args([*args])[0]
+        parsed = self.make_parser(ctx).parse_args([*args])[0]
         params: list[Any] = self.params
         for each in params:
-            kind, value = each.type_descriptor.annotation, given.get(each.name)
+            kind, value = each.type_descriptor.annotation, parsed.get(each.name)
             if kind in (int, float) and isinstance(value, str):
                 try:
                     decimal(value)
@@ -97,7 +97,7 @@ class RecipeCommand(HelpCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read a job file, if one is given, before the options of the command line."""
-        given = self.make_parser(ctx).parse_args([*args])[0]
-        if (file := given.get("file")) and not ctx.resilient_parsing:
-            args = job_file.expanded(Path(file), args, given.get("words") or [], self.params)
+        parsed = self.make_parser(ctx).parse_args([*args])[0]
+        if (file := parsed.get("file")) and not ctx.resilient_parsing:
+            args = job_file.expanded(Path(file), args, parsed.get("words") or [], self.params)
         return super().parse_args(ctx, args)

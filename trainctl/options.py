@@ -62,8 +62,8 @@ class Where:
         """As ``Deployment.find``. Commands that are printed from now on name the same one."""
         known = {"deployment": os.environ.get(DEPLOYMENT)}
         options = asdict(self).items()
-        given = {name: value for name, value in options if value not in (None, known.get(name))}
-        output.set_options("".join(f" --{name} {shlex.quote(given[name])}" for name in given))
+        chosen = {name: value for name, value in options if value not in (None, known.get(name))}
+        output.set_options("".join(f" --{name} {shlex.quote(chosen[name])}" for name in chosen))
         return Deployment.find(
             profile=self.profile, region=self.region, name=self.deployment, to_start=to_start
         )

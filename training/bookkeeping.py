@@ -56,7 +56,7 @@ class Judge:
     def __init__(self, config: TrainingConfig) -> None:
         self.keeps = config.keep_best != NO_BEST
         self._measure = described(config.keep_best if self.keeps else "loss", (PERPLEXITY,))
-        self._patience = config.patience
+        self._max_since = config.patience
         self.best_step, self._best = 0, math.nan
         self.last_step = self._num_since = 0
 
@@ -82,7 +82,7 @@ class Judge:
     @property
     def is_over(self) -> bool:
         """True after too many evaluations without a better one."""
-        return 0 < self._patience <= self._num_since
+        return 0 < self._max_since <= self._num_since
 
     def words(self) -> str:
         return f"{self._measure.title} {self._measure.words(self._best)} at step {self.best_step:,}"

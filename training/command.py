@@ -100,14 +100,14 @@ class Command:
     verbose: bool
 
     @property
-    def given(self) -> dict[str, Value]:
+    def explicit_settings(self) -> dict[str, Value]:
         """Settings of the preset and of the command line, without defaults."""
         return {**self.recipe.presets[self.preset], **self.settings}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recorded:
-    """What the record of an earlier attempt at a run decides about the next one."""
+    """Settings and status from the record of an earlier attempt at a run."""
 
     settings: Mapping[str, object] | None
     """``config.json``; None where it is missing."""
@@ -248,10 +248,10 @@ def check(command: Command) -> None:
         InputError: a setting is wrong or missing.
     """
     recipe = command.recipe
-    check_values(recipe.config, command.given)
+    check_values(recipe.config, command.explicit_settings)
     recipe.check_data(command.data)
     if recipe.check is not None:
-        recipe.check(command.preset, command.given)
+        recipe.check(command.preset, command.explicit_settings)
 
 
 def configure(command: Command, *, run: str, storage: str, workers: Range, gpus: Gpus) -> RunConfig:
@@ -264,7 +264,7 @@ def configure(command: Command, *, run: str, storage: str, workers: Range, gpus:
     if workers.low < 1:
         raise InputError(f"--workers is {workers}: it must be at least 1")
     values: dict[str, Any] = {
-        **command.given,
+        **command.explicit_settings,
         "recipe": command.recipe.name,
         "run": run,
         "storage": storage,
@@ -298,15 +298,15 @@ def resume(config: RunConfig, recorded: Recorded | None, command: Command) -> Ru
             "another --run, or --overwrite to delete it and start again"
         )
     config = config.begun({k: value for k, value in earlier.items() if k not in command.settings})
-    given, done = command.settings, recorded.is_complete
-    if found := differences(earlier, config, given=given, is_complete=done):
+    settings, done = command.settings, recorded.is_complete
+    if found := differences(earlier, config, command_settings=settings, is_complete=done):
         raise InputError(
             f"run {config.run!r} cannot be resumed with other settings:\n  "
             + "\n  ".join(found)
             + "\ngive the settings it has, or choose another --run, or --overwrite to delete it "
             "and start again"
         )
-    if done and not any(is_longer(name, earlier, config) for name in given):
+    if done and not any(is_longer(name, earlier, config) for name in settings):
         raise RunCompleteError(
             f"run {config.run!r} is already complete; --overwrite deletes it and starts again"
         )

@@ -142,7 +142,7 @@ def _check_free(to: str) -> None:
 
 
 def _served(found: sharded_checkpoints.ShardedCheckpoint) -> dict[str, bytes]:
-    """What a model is served with beside its weights, by the names of its files."""
+    """Files that serve a model besides its weights: file name -> content."""
     return {name: content for name in serving.FILES if (content := found.read(name)) is not None}
 
 

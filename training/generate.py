@@ -38,15 +38,15 @@ def continuations(
     chat: bool = False,
     greedy: bool = False,
 ) -> tuple[str, str]:
-    """What the model makes of a prompt before and after training: ``num`` tokens each, or fewer,
-    up to one that ends a text or an answer.
+    """Continuations of a prompt by the model before and after training: at most ``num`` tokens
+    each, up to the first token that ends a text or an answer.
 
     Args:
         chat: the prompt is what a user says, and is put into the model's chat template.
         greedy: take the likeliest token each time instead of drawing one.
 
     Raises:
-        InputError: the prompt is empty or too long, or the model is none of text.
+        InputError: the prompt is empty or too long, or the model is not a language model.
     """
     words = _vocabulary(found)
     tokenizer = words.tokenizer

@@ -26,7 +26,7 @@ from training.settings import RunConfig
 from training.system.lease import Lease, newest_number
 
 #: Folders that a run may have before it has begun to train: of its jobs, and another process.
-_BESIDE: Final = {runs.JOBS_DIR, runs.OUTPUT_DIR, runs.RAY_DIR, runs.LEASES_DIR}
+_BEFORE_TRAINING: Final = {runs.JOBS_DIR, runs.OUTPUT_DIR, runs.RAY_DIR, runs.LEASES_DIR}
 
 
 @faults.command()
@@ -152,7 +152,7 @@ def _check_free(uri: str) -> None:
     Raises:
         InputError: the folder of a run holds other things, and no run.
     """
-    others = {*storage.list_files(uri), *storage.list_folders(uri)} - _BESIDE
+    others = {*storage.list_files(uri), *storage.list_folders(uri)} - _BEFORE_TRAINING
     if others and not newest_number(uri):
         raise InputError(
             f"{uri} holds other things ({', '.join(sorted(others)[:3])}) and no run: give --run "
@@ -203,8 +203,8 @@ def reopen(paths: RunPaths) -> None:
 
 
 def _has_overwritten(paths: RunPaths) -> bool:
-    """Whether this job has removed the earlier run already: its head was lost and started again,
-    with the same words, and must not remove its own checkpoints."""
+    """True if this job has already removed the earlier run. Its head was lost and restarted with
+    the same command, and must not remove the job's own checkpoints."""
     job = os.environ.get(nodes.ENV_JOB)
     if not job:
         return False
@@ -279,7 +279,7 @@ def _is_torchrun() -> bool:
 
 
 def _is_first() -> bool:
-    """Whether this is the only process of the command, or the first one of torchrun's."""
+    """True in the command's only process, or in torchrun's process of rank 0."""
     return os.environ.get("RANK", "0") == "0"
 
 

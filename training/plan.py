@@ -213,7 +213,7 @@ def expected(
     assert isinstance(config, FsdpConfig)  # no other recipe is planned
     steps = tokens // (config.global_batch * config.seq_len)
     per_epoch = steps if config.max_steps else steps // config.epochs
-    evaluated, sampled = config.passes_beside(steps, max(1, per_epoch))
+    evaluated, sampled = config.extra_passes(steps, max(1, per_epoch))
     return Expected(
         hours=hours,
         tokens=tokens,
@@ -292,13 +292,13 @@ def _config(words: Sequence[str], machine: InstanceType) -> tuple[str, RunConfig
     Raises:
         InputError: the run would refuse them, or its recipe is not planned.
     """
-    given = command.parse(words)
-    if not given.recipe.is_planned:
+    parsed = command.parse(words)
+    if not parsed.recipe.is_planned:
         planned = [recipe.name for recipe in recipes.ALL if recipe.is_planned]
-        raise InputError(f"recipe {given.recipe.name} is not planned: choose {', '.join(planned)}")
-    workers = given.workers or Range(max(1, machine.num_gpus), max(1, machine.num_gpus))
-    return given.preset, command.configure(
-        given, run="plan", storage="/", workers=workers, gpus=nodes.ONE_EACH
+        raise InputError(f"recipe {parsed.recipe.name} is not planned: choose {', '.join(planned)}")
+    workers = parsed.workers or Range(max(1, machine.num_gpus), max(1, machine.num_gpus))
+    return parsed.preset, command.configure(
+        parsed, run="plan", storage="/", workers=workers, gpus=nodes.ONE_EACH
     )
 
 

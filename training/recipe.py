@@ -25,7 +25,7 @@ _MIXTURE: Final = re.compile(r"[\d.]+\s+\S.*,\s*[\d.]+\s+\S.*")
 
 
 class ModelForm(StrEnum):
-    """What a complete run has of its model."""
+    """Form in which a complete run holds its model."""
 
     FOLDER = "folder"
     """The folder ``model/``, which transformers loads."""
@@ -40,13 +40,13 @@ class Recipe:
     """One way to train something, or to measure what training depends on."""
 
     name: str
-    """What the command line calls it."""
+    """Name of the recipe on the command line."""
     config: type[RunConfig]
     """Its settings."""
     presets: Mapping[str, Mapping[str, Value]]
     """Named starting points. The first one is used when ``--data`` is given and no preset."""
     built_in_data: str
-    """What it trains on without ``--data``: something that comes with the installed packages."""
+    """Name of the data used without ``--data``; it comes with the installed packages."""
     built_in_preset: str
     """The preset that suits the built-in data."""
     data_help: str
@@ -63,16 +63,16 @@ class Recipe:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment of its workers, beside what they have anyway."""
     measures: tuple[Measure, ...] = ()
-    """What its runs are judged by, beside their loss. Evaluations and results have values of these
-    names; display, report and ``trainctl show`` follow from them."""
+    """Figures besides the loss by which its runs are judged. Evaluations and results have fields of
+    these names; the display, the report and ``trainctl show`` print them."""
     model: ModelForm = ModelForm.FOLDER
-    """What becomes of the model."""
+    """Form of the model at the end of a run."""
     rebuild: str = ""
-    """Of sharded checkpoints, the module with ``rebuild(settings, model_config, device)``: the
-    run's model as it was before training, whole and with its first weights, in one process that
-    only reads."""
+    """Module with ``rebuild(settings, model_config, device)``, for sharded checkpoints: makes the
+    run's model as it was before training, unsharded and with its first weights, in one process
+    that only reads."""
     is_planned: bool = False
-    """Whether ``training.plan`` computes what fits: its settings are those of a sharded language
+    """True if ``training.plan`` can compute what fits: the settings describe a sharded language
     model (``training.models.estimates.Setup``)."""
     check: Callable[[str, Mapping[str, Value]], None] | None = None
     """Called with a preset's name and the settings that it and the user give, without defaults;

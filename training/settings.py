@@ -16,7 +16,7 @@ from contract.runs import check_run_name
 from contract.text import counted
 
 Value = int | float | str | bool
-"""What a setting can be."""
+"""Value of a setting."""
 
 PRECISIONS: Final = ("auto", "fp32", "bf16")
 SCHEDULES: Final = ("cosine", "constant", "wsd")
@@ -338,13 +338,14 @@ def differences(
     recorded: Mapping[str, object],
     wanted: RunConfig,
     *,
-    given: Container[str] = (),
+    command_settings: Container[str] = (),
     is_complete: bool = False,
 ) -> list[str]:
-    """What keeps ``wanted`` from resuming a run with the ``recorded`` settings, a line each.
+    """Differences that keep ``wanted`` from resuming a run with the ``recorded`` settings, one line
+    per setting.
 
     Args:
-        given: names of settings of the command line, of which some make a run longer.
+        command_settings: names of the settings on the command line; some make a run longer.
         is_complete: the run has come to its end.
     """
     found = []
@@ -357,7 +358,7 @@ def differences(
         if not field.metadata["same_on_resume"] or before == value:
             continue
         line = f"{option_name(name)}: the run has {before!r}, now {value!r}"
-        if is_longer(name, recorded, wanted) and name in given:
+        if is_longer(name, recorded, wanted) and name in command_settings:
             assert isinstance(wanted, TrainingConfig)
             if not (reason := wanted.why_not_longer(name, is_complete=is_complete)):
                 continue
@@ -367,6 +368,6 @@ def differences(
 
 
 def is_longer(name: str, recorded: Mapping[str, object], wanted: RunConfig) -> bool:
-    """Whether a setting makes a run longer than it was recorded."""
+    """True if a setting makes a run longer than its recorded value did."""
     before: Any = recorded.get(name)
     return name in LENGTH and type(before) is int and 0 < before < getattr(wanted, name)

@@ -18,10 +18,11 @@ from rehearsal.policies import Call, Statement, allows, parse
 TRANSPORT = {"aws:SecureTransport": "true", "s3:TlsVersion": "1.3"}
 
 
-def are_given(call: Call) -> bool:
-    """Whether a role or service may make a call. Any other caller is the account's administrator.
+def is_allowed(call: Call) -> bool:
+    """True if policies allow a call by a role or service. Any other caller is the account's
+    administrator, who may make every call.
 
-    Raises PolicyError where a policy has something that is not known.
+    Raises PolicyError if a policy contains an unknown element.
     """
     is_role = ":role/" in call.caller
     if not (is_role or call.caller.endswith(".amazonaws.com")):
@@ -58,11 +59,11 @@ def of_resource(arn: str) -> Iterator[Statement]:
 
 
 def of_service(service: str, action: str, resource: str, *, source: str = "") -> bool:
-    """Whether a service may make a call, which it makes for ``source``, an ARN."""
+    """True if a service may make a call on behalf of ``source``, an ARN."""
     keys = {"aws:SourceAccount": responses.get_account_id()}
     if source:
         keys["aws:SourceArn"] = source
-    return are_given(Call(caller=service, action=action, resource=resource, keys=keys))
+    return is_allowed(Call(caller=service, action=action, resource=resource, keys=keys))
 
 
 def _json(document: Any) -> Any:

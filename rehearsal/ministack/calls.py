@@ -49,15 +49,15 @@ class Calls:
         """Write calls down that were not before; return the first that is not allowed."""
         found = None
         for call in wanted:
-            is_allowed = authorization.are_given(call)
+            is_allowed = authorization.is_allowed(call)
             self.note(call, is_allowed=is_allowed)
             if not is_allowed and found is None:
                 found = call
         return found
 
     def note(self, call: Call, *, is_allowed: bool) -> None:
-        told = {"caller": call.caller, "action": call.action, "resource": call.resource}
-        line = json.dumps({**told, "allowed": is_allowed})
+        fields = {"caller": call.caller, "action": call.action, "resource": call.resource}
+        line = json.dumps({**fields, "allowed": is_allowed})
         with self._lock:
             if line not in self._seen:
                 self._seen.add(line)
@@ -106,30 +106,30 @@ def group_of(instance: str) -> str:
     return "*"
 
 
-def ecs_calls(caller: str, action: str, given: dict[str, Any]) -> list[Call]:
-    """What policies name as the resources of a call of ECS, which the emulator does not tell, and
-    what else the call needs."""
+def ecs_calls(caller: str, action: str, request: dict[str, Any]) -> list[Call]:
+    """Calls to authorize for a request to ECS: with the resources that policies name, which the
+    emulator does not report, and with the further permissions that the request needs."""
     # A definition may be named by its family, as a cluster by its name.
-    name = given.get("cluster", "").rpartition("/")[2]
+    name = request.get("cluster", "").rpartition("/")[2]
     keys = {"ecs:cluster": arn("ecs", f"cluster/{name}")} if name else {}
 
     def call(what: str, resource: str) -> Call:
         return Call(caller=caller, action=what, resource=resource, keys=keys)
 
     kind, names = {
-        "ecs:DescribeTasks": ("task", given.get("tasks", [])),
-        "ecs:StopTask": ("task", [given.get("task", "")]),
-        "ecs:DescribeContainerInstances": (INSTANCE, given.get("containerInstances", [])),
-        "ecs:UpdateContainerInstancesState": (INSTANCE, given.get("containerInstances", [])),
+        "ecs:DescribeTasks": ("task", request.get("tasks", [])),
+        "ecs:StopTask": ("task", [request.get("task", "")]),
+        "ecs:DescribeContainerInstances": (INSTANCE, request.get("containerInstances", [])),
+        "ecs:UpdateContainerInstancesState": (INSTANCE, request.get("containerInstances", [])),
     }.get(action, ("", []))
     if names:
         path = f"{kind}/{name}/"
         return [call(action, arn("ecs", path + each.rpartition("/")[2])) for each in names]
     if action == "ecs:RunTask":
-        definition = definition_of(given)
+        definition = definition_of(request)
         return [
-            call(action, definition.get("taskDefinitionArn") or given.get("taskDefinition", "")),
-            *needed_to_run(caller, given, definition, name),
+            call(action, definition.get("taskDefinitionArn") or request.get("taskDefinition", "")),
+            *needed_to_run(caller, request, definition, name),
         ]
     if action in ("ecs:ListTasks", "ecs:ListTaskDefinitions", "ecs:DeregisterTaskDefinition"):
         return [call(action, "*")]
@@ -137,10 +137,10 @@ def ecs_calls(caller: str, action: str, given: dict[str, Any]) -> list[Call]:
 
 
 def needed_to_run(
-    caller: str, given: dict[str, Any], definition: dict[str, Any], cluster: str
+    caller: str, request: dict[str, Any], definition: dict[str, Any], cluster: str
 ) -> list[Call]:
-    """What a caller of RunTask must be allowed beside that: to pass on the roles, and to tag."""
-    overrides = given.get("overrides") or {}
+    """Further calls that a caller of RunTask must be allowed: to pass on the roles, and to tag."""
+    overrides = request.get("overrides") or {}
     roles = {overrides.get(each) or definition.get(each) for each in ROLES_OF_TASKS}
     found = [
         Call(
@@ -151,16 +151,16 @@ def needed_to_run(
         )
         for role in sorted(each for each in roles if each)
     ]
-    if given.get("tags") or given.get("propagateTags") in PROPAGATED:
+    if request.get("tags") or request.get("propagateTags") in PROPAGATED:
         task = arn("ecs", f"task/{cluster}/new")
         keys = {"ecs:CreateAction": "RunTask"}
         found.append(Call(caller=caller, action="ecs:TagResource", resource=task, keys=keys))
     return found
 
 
-def definition_of(given: dict[str, Any]) -> dict[str, Any]:
+def definition_of(request: dict[str, Any]) -> dict[str, Any]:
     """The task definition that a request names; {} for one that there is not."""
-    key = ecs._resolve_td_key(given.get("taskDefinition", ""))
+    key = ecs._resolve_td_key(request.get("taskDefinition", ""))
     found: dict[str, Any] = ecs._task_defs.get(key) or {}
     return found
 
@@ -181,10 +181,10 @@ def of_state_machine(resource: str, arguments: dict[str, Any]) -> list[Call]:
     """The calls of a state: inside the emulator no request is made of them."""
     caller = role_of(current_execution()["stateMachineArn"])
     if resource == RUN_AND_WAIT:
-        given = stepfunctions._pascal_to_camel(arguments)
+        request = stepfunctions._pascal_to_camel(arguments)
         rule = arn("events", f"rule/{RULE}")
         return [
-            *ecs_calls(caller, "ecs:RunTask", given),
+            *ecs_calls(caller, "ecs:RunTask", request),
             *(
                 Call(caller=caller, action=f"events:{each}", resource=rule)
                 for each in ("DescribeRule", "PutRule", "PutTargets")

@@ -169,8 +169,8 @@ def fix_alarm() -> None:
 
 
 def refused_in_alarm(name: str, properties: Properties) -> Iterator[str]:
-    """What CloudWatch refuses in an alarm on ``Metrics``: its model of the request, and what the
-    references of PutMetricAlarm and MetricDataQuery add to it."""
+    """Faults that CloudWatch finds in an alarm on ``Metrics``, by its model of the request and by
+    the references of PutMetricAlarm and MetricDataQuery."""
     metrics = properties["Metrics"]
     if found := faults(
         request_shape("cloudwatch", "PutMetricAlarm"), {"AlarmName": name, **properties}

@@ -43,7 +43,7 @@ log = logging.getLogger("ecs-hosts")
 LOCK: Final = threading.RLock()
 POLL_S: Final = 0.1
 #: How long ECS looks for a host: on AWS 10 to 30 minutes.
-PATIENCE_S: Final = 60
+HOST_SEARCH_S: Final = 60
 #: Between two events of a group that EC2 refuses hosts: on AWS about a minute.
 REFUSED_EVERY_S: Final = 2
 DELAY_S: Final = 1.0
@@ -66,7 +66,7 @@ def times() -> Times:
         boots=AT_ONCE,
         places=0,
         starts=AT_ONCE,
-        gives_up=(PATIENCE_S, PATIENCE_S),
+        gives_up=(HOST_SEARCH_S, HOST_SEARCH_S),
         shows=delay,
         knows=0,
         terminates=AT_ONCE,
@@ -77,12 +77,12 @@ def times() -> Times:
 
 
 def folder() -> Path:
-    """Of the local AWS."""
+    """Folder of the local AWS."""
     return Path(os.environ["REHEARSAL_FOLDER"])
 
 
 def planned(name: str) -> Record:
-    """What a file of the folder says."""
+    """Content of a JSON file in the folder; empty if it is missing or damaged."""
     try:
         found: Record = json.loads((folder() / name).read_text())
     except (OSError, ValueError):
@@ -95,13 +95,13 @@ def moment(at: float) -> str:
     return datetime.fromtimestamp(at, tz=UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def spawn(name: str, call: Callable[..., object], *given: Any) -> None:
+def spawn(name: str, call: Callable[..., object], *arguments: Any) -> None:
     """Do something in a thread of its own, in the account and region of this one."""
     account, region = responses.get_account_id(), responses.get_region()
 
     def run() -> None:
         with responses.request_scope(account, region):
-            call(*given)
+            call(*arguments)
 
     concurrency.spawn_background(run, thread_name=name)
 
@@ -115,7 +115,7 @@ def publish(source: str, kind: str, resource: str, detail: Record) -> None:
 
 
 class Records:
-    """What happens on hosts where tasks are only records."""
+    """Agent of hosts on which tasks are only records."""
 
     hosts: "Hosts"
 
@@ -170,7 +170,7 @@ def record_instance(group: Group, instance: Record) -> None:
 
 
 def fate(group: Group) -> str:
-    """What becomes of the next host of a group; it is counted."""
+    """Fate of the next host of a group: "bad" as often as ``bad_hosts.json`` asks for, else ""."""
     plan = planned("bad_hosts.json")
     if plan.get(group.provider, 0) < 1:
         return ""
@@ -219,8 +219,8 @@ class Hosts(Model):
             publish("aws.autoscaling", "EC2 Instance Launch Unsuccessful", arn, said)
         return why
 
-    def _later(self, seconds: float, call: Callable[..., object], *given: Any) -> None:
-        heapq.heappush(self._due, (time.time() + seconds, next(self._order), call, given))
+    def _later(self, seconds: float, call: Callable[..., object], *arguments: Any) -> None:
+        heapq.heappush(self._due, (time.time() + seconds, next(self._order), call, arguments))
 
     def settle(self) -> None:
         """Do all that is due by now. Needs the lock, as everything here does."""
@@ -232,8 +232,8 @@ class Hosts(Model):
             self.scale(group)
             self.fill(group)
         while self._due and self._due[0][0] <= time.time():
-            *_, call, given = heapq.heappop(self._due)
-            call(*given)
+            *_, call, arguments = heapq.heappop(self._due)
+            call(*arguments)
         self._show()
 
     def _find_groups(self) -> None:

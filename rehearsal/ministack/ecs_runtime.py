@@ -110,7 +110,7 @@ POWERS = ("privileged", "cap_add", "pid_mode", "network_mode")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeSettings:
-    """What ``rehearsal.local_aws`` tells through the environment."""
+    """Settings that ``rehearsal.local_aws`` passes in environment variables."""
 
     name: str
     network: str
@@ -122,7 +122,7 @@ class RuntimeSettings:
     metadata: str
     """Where instances would find their metadata, spot notices among it; it need not answer."""
     folder: Path
-    """Of the local AWS. ``environment.json`` in it may hold more variables of all containers."""
+    """Folder of the local AWS. ``environment.json`` in it may add variables to all containers."""
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -146,7 +146,7 @@ class ContainerEngine:
         self._architecture = str(self.docker.version()["Arch"])
         self.docker.networks.get(settings.network)  # made once, before this process is started
         self.is_bad: Callable[[Task], bool] = lambda _: False
-        """Whether a task's host lacks its GPU."""
+        """Predicate: True if a task's host lacks its GPU."""
         self._stock_register_metadata = ecs._register_metadata
         self._stock_build_run_kwargs = ecs._build_run_kwargs
 
@@ -165,7 +165,8 @@ class ContainerEngine:
         return uri
 
     def register_metadata(self, *arguments: Any) -> Any:
-        """What the agent adds to a container's environment, with keys that SDKs accept here."""
+        """Add the agent's variables to a container's environment, with keys that SDKs accept
+        here."""
         environment, is_host_mode = arguments[5], arguments[6]
         token = self._stock_register_metadata(
             *arguments[:7], None if is_host_mode else self.settings.gateway
@@ -173,7 +174,7 @@ class ContainerEngine:
         # SDKs refuse credentials from a plain address that is not the agent's.
         for name in ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN"):
             environment.pop(name, None)
-        given = {
+        variables = {
             "AWS_ACCESS_KEY_ID": responses.get_account_id(),
             "AWS_SECRET_ACCESS_KEY": "test",
             "AWS_REGION": responses.get_region(),
@@ -184,7 +185,7 @@ class ContainerEngine:
             # Whose keys these are, for rehearsal.ministack.calls.
             "AWS_SESSION_TOKEN": arguments[2].get("taskRoleArn", ""),
         }
-        for name, value in given.items():
+        for name, value in variables.items():
             environment.setdefault(name, value)
         return token
 
@@ -352,8 +353,8 @@ def install(settings: RuntimeSettings) -> None:
 
 
 class Runtime(ecs_hosts.Records):
-    """What happens on hosts whose tasks are containers; replaces functions of the emulator's ECS by
-    its methods, which call the stock ones."""
+    """Agent of hosts on which tasks are containers. Its methods replace functions of the emulator's
+    ECS and call the original ones."""
 
     def __init__(self, engine: ContainerEngine) -> None:
         self.engine = engine
@@ -368,7 +369,7 @@ class Runtime(ecs_hosts.Records):
         ecs_hosts.install(self)
         self.engine.is_bad = self._is_bad
         # Tags are immutable here as in ECR: a tag means one digest, and it is told after the pull.
-        ecs._prepare_service_images = lambda task, *_given: deployment_of(task)
+        ecs._prepare_service_images = lambda task, *_arguments: deployment_of(task)
         ecs._deployment_needs_first_task = lambda *_arguments: False
         # The model places a task, and says then that its container may start.
         ecs._run_task_worker = lambda *_arguments: None
@@ -387,8 +388,8 @@ class Runtime(ecs_hosts.Records):
         definition = copy.deepcopy(ecs._task_defs[ecs._resolve_td_key(task["taskDefinitionArn"])])
         overrides = task["overrides"].get("containerOverrides", [])
         place = responses.get_account_id(), responses.get_region()
-        given = (task, definition, overrides, self.engine.docker, *place)
-        spawn("ecs-start", self._stock_run_task_worker, *given)
+        arguments = (task, definition, overrides, self.engine.docker, *place)
+        spawn("ecs-start", self._stock_run_task_worker, *arguments)
 
     def mark_task_running(self, _arn: str, task: Task) -> bool:
         with LOCK:

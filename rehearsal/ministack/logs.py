@@ -38,9 +38,9 @@ def deliver(arn: str, event: dict[str, Any]) -> None:
 
 
 def may_write(group: str, rule: str) -> bool:
-    """Whether EventBridge may write for a rule into a group.
+    """True if EventBridge may write to a log group for a rule.
 
-    It tells for which rule it does only when it writes, and not when it makes the stream.
+    EventBridge names the rule only when it writes, not when it creates the stream.
     """
     stream = f"{group}:log-stream:new"
     return (

@@ -285,7 +285,7 @@ def capacity_provider_delete(name: str, _properties: Properties) -> None:
 
 
 def group_provider(logical_id: str, properties: Properties) -> dict[str, Any]:
-    """What ECS records of an Auto Scaling group, with its defaults."""
+    """Auto Scaling group settings of an ECS capacity provider, with defaults."""
     wanted: dict[str, Any] = provisioners._pascal_to_camel(properties["AutoScalingGroupProvider"])
     arn = wanted["autoScalingGroupArn"]
     # The property takes a name as well as an ARN.

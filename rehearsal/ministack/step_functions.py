@@ -112,16 +112,16 @@ def install() -> None:
     stock_task, stock_resource = stepfunctions._execute_task, stepfunctions._invoke_resource
     stock_fail = stepfunctions._fail_execution
 
-    def execute_task(state: Record, given: Any, execution: Record, ctx: Record) -> Any:
+    def execute_task(state: Record, state_input: Any, execution: Record, ctx: Record) -> Any:
         _execution.set(execution)
         if state.get("Resource") != RUN_AND_WAIT:
-            return stock_task(state, given, execution, ctx)
+            return stock_task(state, state_input, execution, ctx)
         limit = state.get("TimeoutSeconds")
         if isinstance(limit, str):
-            limit = stepfunctions._apply_jsonata_template(limit, given, ctx)
+            limit = stepfunctions._apply_jsonata_template(limit, state_input, ctx)
         _deadline.set(time.monotonic() + float(limit) if limit is not None else None)
         rest = {name: value for name, value in state.items() if name != "TimeoutSeconds"}
-        return stock_task(rest, given, execution, ctx)
+        return stock_task(rest, state_input, execution, ctx)
 
     def invoke(resource: str, arguments: Any) -> Any:
         if resource == RUN_AND_WAIT:

@@ -46,8 +46,8 @@ def refuse(
     """
     stock, stock_resource = app._dispatch_service_request, stepfunctions._invoke_resource
 
-    async def dispatch(*given: Any) -> Any:
-        return of_request(Request(*given)) or await stock(*given)
+    async def dispatch(*arguments: Any) -> Any:
+        return of_request(Request(*arguments)) or await stock(*arguments)
 
     def invoke(resource: str, arguments: Any) -> Any:
         if found := of_state(resource, arguments):
@@ -64,8 +64,8 @@ _SCOPE = re.compile(r"Credential=[^/]+/\d+/[^/]+/([^/]+)/aws4_request")
 
 
 def found_in(headers: Mapping[str, str], body: bytes) -> list[str]:
-    """What the service of a signed request in JSON would refuse in it; empty where it would take
-    it, and for requests of another form.
+    """Faults that the service would find in a signed JSON request; empty for a valid request, and
+    for requests of another form.
 
     Args:
         headers: their names in lower case.
@@ -81,10 +81,10 @@ def found_in(headers: Mapping[str, str], body: bytes) -> list[str]:
     if action not in model.operation_names:
         return [f"there is no action {model.service_name}:{action}"]
     try:
-        given = json.loads(body or b"{}")
+        request = json.loads(body or b"{}")
     except ValueError as error:
         return [f"the body is no JSON: {error}"]
-    return faults(model.operation_model(action).input_shape, given)
+    return faults(model.operation_model(action).input_shape, request)
 
 
 #: What the services that are asked most call such a request.

@@ -61,7 +61,7 @@ class HostKind:
 
     @property
     def place(self) -> str:
-        """Name of a pool in its zone: ``nodes.pool_place``."""
+        """Place of the pool, by ``nodes.pool_place``."""
         return pool_place(self.pool, self.zone)
 
 

@@ -188,7 +188,7 @@ class RayNodes(Construct):
     def task_role(
         self, scope: Construct, id_: str, *, what: str, is_job_head: bool = False
     ) -> iam.Role:
-        """Role of all training code: its bucket, and a shell for its owner."""
+        """Role of training code: it may use the bucket, and its owner may open a shell."""
         role = iam.Role(
             scope,
             id_,

@@ -266,7 +266,7 @@ def _network_graph(cluster_name: str) -> cloudwatch.GraphWidget:
 
 
 def _hosts_graph(groups: Mapping[str, str]) -> cloudwatch.GraphWidget:
-    """What is being billed by the hour, and what is wanted."""
+    """Graph of the hosts that are running (and billed) and the hosts that are wanted."""
     return _graph(
         "Hosts",
         "hosts",

@@ -74,7 +74,7 @@ class JobRunner(Construct):
     keeper: lambda_.Function
     keeper_arn: str
     sweep: events.Rule
-    """Calls the keeper every few minutes."""
+    """Rule that invokes the keeper every few minutes."""
     admission: iam.Policy
     """The keeper's right by which jobs start."""
 

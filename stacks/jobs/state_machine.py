@@ -63,7 +63,7 @@ _STARTED: Final = "$toMillis($states.context.Execution.StartTime) / 1000"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadTask:
-    """What the state machine starts, and where."""
+    """Task that the state machine starts, and where it starts."""
 
     cluster_arn: str
     definition_arn: str
@@ -246,9 +246,9 @@ def _head(task: HeadTask) -> dict[str, Any]:
             "Group": _value(f"'{JOB_GROUP}' & $job"),
             "Tags": [
                 {"Key": JOB_TAG, "Value": _value("$job")},
-                {"Key": RUN_TAG, "Value": _given("run")},
-                {"Key": USER_TAG, "Value": _given("submitter")},
-                {"Key": USER_ID_TAG, "Value": _given("user_id")},
+                {"Key": RUN_TAG, "Value": _order_field("run")},
+                {"Key": USER_TAG, "Value": _order_field("submitter")},
+                {"Key": USER_ID_TAG, "Value": _order_field("user_id")},
             ],
             "EnableExecuteCommand": True,
             "PropagateTags": "TASK_DEFINITION",
@@ -267,7 +267,7 @@ def _head(task: HeadTask) -> dict[str, Any]:
     }
 
 
-def _given(field: str) -> str:
+def _order_field(field: str) -> str:
     """A text of the job's order, which may lack it."""
     value = f"$states.context.Execution.Input.{field}"
     return _value(f"$exists({value}) ? {value} : ''")

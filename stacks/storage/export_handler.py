@@ -63,18 +63,18 @@ def export(files: str, reports: str, context: Any) -> None:
 
 
 def handler(event: dict[str, Any], context: Any) -> None:
-    given, kind = event["ResourceProperties"], event["RequestType"]
-    files, name = given["FileSystem"], event["LogicalResourceId"]
+    properties, kind = event["ResourceProperties"], event["RequestType"]
+    files, name = properties["FileSystem"], event["LogicalResourceId"]
     status, reason = cfnresponse.SUCCESS, None
     try:
         if kind == "Delete" and (linked := link(files)):
             policies = linked.get("S3", {})
             set_link(files, {**policies, "AutoExportPolicy": {"Events": []}}, context)
             try:
-                export(files, given["Reports"], context)
+                export(files, properties["Reports"], context)
             except RuntimeError:
                 # Not what was there: an export that takes several deletions has left none.
-                exports = {"Events": given["Exports"]}
+                exports = {"Events": properties["Exports"]}
                 set_link(files, {**policies, "AutoExportPolicy": exports}, context)
                 raise
     except Exception as error:  # CloudFormation waits for an answer

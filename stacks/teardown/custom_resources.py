@@ -103,28 +103,29 @@ class Teardown(Construct):
         self._role = function.role
 
     def stops_jobs(
-        self, *, machine_arn: str, keeper_arn: str, beside: Sequence[IConstruct]
+        self, *, machine_arn: str, keeper_arn: str, dependencies: Sequence[IConstruct]
     ) -> None:
         """End the executions of a state machine, and have a function record their ends.
 
         Args:
-            beside: what is there until then. The ARNs are written out: hosts end without them.
+            dependencies: constructs that must exist until then. The ARNs are passed as strings, so
+                that ending hosts does not depend on these resources.
         """
         resource = self.stop_tasks.node.default_child
         assert isinstance(resource, CfnResource)
         resource.add_property_override("Machine", machine_arn)
         resource.add_property_override("Keeper", keeper_arn)
         rights.of_ending_jobs(machine_arn=machine_arn, keeper_arn=keeper_arn).grant(self._role)
-        self.stop_tasks.node.add_dependency(*beside)
+        self.stop_tasks.node.add_dependency(*dependencies)
 
     def stops(
-        self, task: ecs.TaskDefinition, *, beside: Sequence[IConstruct], pool: str = ""
+        self, task: ecs.TaskDefinition, *, dependencies: Sequence[IConstruct], pool: str = ""
     ) -> None:
         """End tasks of a definition while they can still save and log, then forget its revisions.
 
         Args:
             task: its roles, with their permissions, are deleted after its tasks have stopped.
-            beside: what else its tasks need until then.
+            dependencies: other constructs that its tasks need until then.
             pool: place of the pool whose it is; its revisions are forgotten with that.
         """
         own = [task.task_definition_arn]
@@ -134,4 +135,4 @@ class Teardown(Construct):
         assert isinstance(resource, CfnResource)
         resource.add_property_override("Definitions", own if pool else self._definitions)
         roles = [role for role in (task.task_role, task.execution_role) if role]
-        self.stop_tasks.node.add_dependency(*roles, *beside)
+        self.stop_tasks.node.add_dependency(*roles, *dependencies)

@@ -17,8 +17,8 @@ states = boto3.client("stepfunctions")
 functions = boto3.client("lambda")
 
 
-def each(client: Any, call: str, key: str, **given: Any) -> Any:
-    for page in client.get_paginator(call).paginate(**given):
+def each(client: Any, call: str, key: str, **arguments: Any) -> Any:
+    for page in client.get_paginator(call).paginate(**arguments):
         yield from page[key]
 
 
@@ -35,7 +35,7 @@ def stop_jobs(machine: str, keeper: str, context: Any) -> None:
 
     One that waits would keep its deleted machine for as long, and the machine's name with it.
     """
-    told: set[str] = set()
+    stopped: set[str] = set()
 
     def end(job: Any) -> None:
         arn = job["executionArn"]
@@ -49,13 +49,13 @@ def stop_jobs(machine: str, keeper: str, context: Any) -> None:
         detail["stopDate"] = ended.timestamp() * 1000
         event = {"detail-type": "Step Functions Execution Status Change", "detail": detail}
         functions.invoke(FunctionName=keeper, Payload=json.dumps(event).encode())
-        told.add(job["name"])
+        stopped.add(job["name"])
 
     def left() -> list[str]:
         which = {"stateMachineArn": machine, "statusFilter": "RUNNING"}
         found = list(each(states, "list_executions", "executions", **which))
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(end, [job for job in found if job["name"] not in told]))
+            list(pool.map(end, [job for job in found if job["name"] not in stopped]))
         return [job["name"] for job in found]
 
     wait("jobs", left, context)
@@ -64,13 +64,13 @@ def stop_jobs(machine: str, keeper: str, context: Any) -> None:
 def stop_tasks(cluster: str, context: Any) -> None:
     def left() -> list[str]:
         # Each time: a job's head may start more.
-        new, told = (
+        new, stopping = (
             list(each(ecs, "list_tasks", "taskArns", cluster=cluster, desiredStatus=status))
             for status in ("RUNNING", "STOPPED")
         )
         for task in new:
             ecs.stop_task(cluster=cluster, task=task, reason=WHY)
-        both = list({*new, *told})
+        both = list({*new, *stopping})
         return [
             task["taskArn"]
             for i in range(0, len(both), 100)
@@ -116,12 +116,12 @@ def terminate_hosts(cluster: str | None, groups: list[str], context: Any) -> Non
 
 
 def handler(event: dict[str, Any], context: Any) -> None:
-    given = event["ResourceProperties"]
+    properties = event["ResourceProperties"]
     name = event.get("PhysicalResourceId") or event["LogicalResourceId"]
     status, reason = "SUCCESS", None
     old = event.get("OldResourceProperties", {})
     try:
-        if old.get("SharedStorage") == "fsx" != given["SharedStorage"]:
+        if old.get("SharedStorage") == "fsx" != properties["SharedStorage"]:
             found = boto3.client("cloudformation").describe_stacks(StackName=event["StackId"])
             # What rolls back only drops what it has just added.
             if "ROLLBACK" not in found["Stacks"][0]["StackStatus"]:
@@ -130,13 +130,13 @@ def handler(event: dict[str, Any], context: Any) -> None:
                     "or destroy this stack first"
                 )
         if event["RequestType"] == "Delete":
-            if given["Action"] == "StopTasks":
-                if "Machine" in given:  # the first, as it may start tasks
-                    stop_jobs(given["Machine"], given["Keeper"], context)
-                stop_tasks(given["Cluster"], context)
+            if properties["Action"] == "StopTasks":
+                if "Machine" in properties:  # the first, as it may start tasks
+                    stop_jobs(properties["Machine"], properties["Keeper"], context)
+                stop_tasks(properties["Cluster"], context)
             else:
-                terminate_hosts(given.get("Cluster"), given["Groups"], context)
-            for arn in given.get("Definitions", []):
+                terminate_hosts(properties.get("Cluster"), properties["Groups"], context)
+            for arn in properties.get("Definitions", []):
                 forget(arn)
     except Exception as error:  # CloudFormation waits for an answer
         status, reason = "FAILED", f"{type(error).__name__}: {error}"

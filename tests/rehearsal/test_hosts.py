@@ -121,5 +121,5 @@ def test_no_task_definition_opens_this_machine(tmp_path: Path) -> None:
 def test_a_job_with_an_image_for_other_processors_is_not_tried_again() -> None:
     reason = f"CannotPullContainerError: {REFUSED}"
     task = {"StopCode": "TaskFailedToStart", "StoppedReason": reason, "Containers": []}
-    found = verdict(task, "", deadline=2**40, patience=2**40, attempt=1, in_a_row=1)
+    found = verdict(task, "", deadline=2**40, capacity_deadline=2**40, attempt=1, in_a_row=1)
     assert (found.status, found.again) == (JobStatus.IMAGE_NOT_FOUND, False)

@@ -147,7 +147,7 @@ def test_another_rehearsal_on_the_same_engine_leaves_its_containers_alone(
     ids = [task["id"][:8] for task in cluster_status(rehearsal)["tasks"]]
     before = running()
     assert "" not in before
-    other = Rehearsal(rehearsal.engine, beside=tmp_path / "beside")
+    other = Rehearsal(rehearsal.engine, folder=tmp_path / "beside")
     try:
         other.start(Steps(1))
         assert running() == before

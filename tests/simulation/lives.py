@@ -34,7 +34,7 @@ from contract.job import (
     Priority,
 )
 from contract.job import Life as HeadLife
-from contract.job_outcome import deadline_of, is_in_vain, told
+from contract.job_outcome import deadline_of, env_override, is_in_vain
 from contract.nodes import ENV_JOB_SPEC, JOB, WORKER, Range
 from rehearsal.model import NO_HOST, Group, Model, Record, Times
 from stacks.jobs.keeper import cluster
@@ -686,7 +686,7 @@ class Head:
         self.wake: Callable[[], None] = lambda: None
         self.at = "starts"
         self.process: Any = None
-        self.spec = JobSpec.from_json(told(task, ENV_JOB_SPEC) or "")
+        self.spec = JobSpec.from_json(env_override(task, ENV_JOB_SPEC) or "")
         client: Any = life.account.client(f"head of {job.name}")
         self._client = client
         config: autoscaler.ProviderConfig = {

@@ -220,7 +220,7 @@ def test_an_s3_that_does_not_answer_is_named_once_of_each_cause(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(storage, "say", said.append)
-    monkeypatch.setattr(storage, "_told", set())
+    monkeypatch.setattr(storage, "_reported", set())
     emitter = storage.filesystem("s3://b/x").session.get_component("event_emitter")
     refused = EndpointConnectionError(endpoint_url="https://s3")
     silent = ReadTimeoutError(endpoint_url="https://s3")

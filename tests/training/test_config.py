@@ -98,7 +98,7 @@ def test_a_run_is_made_longer_where_its_steps_stay_the_same(
     had: TrainingConfig, now: dict[str, Any], reason: str
 ) -> None:
     recorded, longer = had.to_json(), replace(had, **now)
-    found = differences(recorded, longer, given=now)
+    found = differences(recorded, longer, command_settings=now)
     assert [reason in each for each in found] == [True] * bool(reason)
     assert differences(recorded, longer), "the value of a preset makes no run longer"
     if not reason and not isinstance(had, ImagenetConfig):
@@ -118,7 +118,7 @@ def test_a_run_whose_rate_has_begun_to_fall_is_not_made_longer() -> None:
     check_longer(had, recorded, Position(step=6), 100)
     with pytest.raises(InputError, match=r"only a run that was stopped before .* step 6 of 10"):
         check_longer(longer, recorded, Position(step=6), 100)
-    (found,) = differences(recorded, longer, given=("max_steps",), is_complete=True)
+    (found,) = differences(recorded, longer, command_settings=("max_steps",), is_complete=True)
     assert "has begun to fall" in found
 
 

@@ -23,9 +23,9 @@ from training.data import vocabulary
 from training.data.conversations import (
     ChatWriter,
     Conversation,
-    columns_given,
     columns_of,
     content_of,
+    parse_columns,
 )
 from training.data.feed import Feed, Packs, best_fit, feed_of
 from training.data.rows import TokenStore, store_for
@@ -210,10 +210,10 @@ def test_a_row_that_is_none_of_them_is_refused(row: dict[str, Any], message: str
 
 
 def test_columns_are_given_by_what_they_hold() -> None:
-    assert columns_given("prompt=a,answer=b c") == {"prompt": "a", "answer": "b c"}
+    assert parse_columns("prompt=a,answer=b c") == {"prompt": "a", "answer": "b c"}
     for text in ("prompt", "question=a", "prompt="):
         with pytest.raises(InputError, match=r"--columns is .*write prompt=COLUMN,answer=COLUMN"):
-            columns_given(text)
+            parse_columns(text)
     assert columns_of(["a", "system"], "text", {"messages": "a"}) == {
         "messages": "a",
         "system": "system",

@@ -267,8 +267,8 @@ class Jobs:
         last = entered[-1].get("stateEnteredEventDetails") if entered else None
         if not last or last["name"] != PAUSE_STATE:
             return None
-        told = json_object(last.get("input"))
-        return str(told.get("reason")), number(told.get("until"))
+        state_input = json_object(last.get("input"))
+        return str(state_input.get("reason")), number(state_input.get("until"))
 
     def _submissions(self, job: JobExecution) -> "list[HistoryEventTypeDef]":
         """The starts of its heads."""

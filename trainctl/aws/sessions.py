@@ -18,7 +18,7 @@ class PluginCall(NamedTuple):
 
     arguments: list[str]
     variables: dict[str, str]
-    """Of its environment, in addition: they hold the session's token."""
+    """Additional environment variables of the process: they hold the session's token."""
 
 
 class Sessions:

@@ -46,7 +46,7 @@ _FINAL_EXITS: Final = (exits.BAD_INPUT, exits.REFUSED, exits.BAD_HOST)
 
 def up(
     *,
-    given: Annotated[
+    count: Annotated[
         str | None,
         typer.Option(
             "--nodes",
@@ -71,7 +71,7 @@ def up(
     """
     deployment = where.find(to_start=True)
     shape, cluster = deployment.shape, deployment.cluster
-    num_nodes = _number(shape, given)
+    num_nodes = _number(shape, count)
     services = cluster.services()
     now = {node: services[node].wanted for node in NODES}
     wanted = {nodes.HEAD: 1, nodes.WORKER: num_nodes}
@@ -102,13 +102,13 @@ def up(
     _print_how_to_use(deployment, num_nodes)
 
 
-def _number(shape: ClusterShape, given: str | None) -> int:
-    if given is None:
+def _number(shape: ClusterShape, count: str | None) -> int:
+    if count is None:
         return shape.max_workers
-    wanted = check_nodes(shape, Range.parse(given, option="--nodes"))
+    wanted = check_nodes(shape, Range.parse(count, option="--nodes"))
     if wanted.low != wanted.high:
         raise UsageError(
-            f"--nodes is {given}: a standing cluster has a fixed size, give one number; a job can "
+            f"--nodes is {count}: a standing cluster has a fixed size, give one number; a job can "
             "have a range (trainctl submit)"
         )
     return wanted.high

@@ -150,7 +150,7 @@ def rm(
         where.find(),
         f"data set {name!r}",
         f"{data_sets.PREFIX}{name}/",
-        beside=data_sets.list_key(name),
+        index_key=data_sets.list_key(name),
         yes=yes,
         as_json=as_json,
     )

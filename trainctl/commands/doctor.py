@@ -36,8 +36,8 @@ def doctor(
 
     Exits with 1 if a check fails.
     """
-    given = checkout_settings.given_settings(context or [])
-    found = [*look(given, where)]
+    settings = checkout_settings.parse_settings(context or [])
+    found = [*look(settings, where)]
     if as_json:
         output.print_json([check._asdict() for check in found])
     else:
@@ -55,16 +55,16 @@ def doctor(
     raise typer.Exit(exits.FAILED if bad else exits.OK)
 
 
-def look(given: dict[str, str], where: Where) -> Iterator[Check]:
+def look(settings: dict[str, str], where: Where) -> Iterator[Check]:
     """All checks, in the order in which their problems are fixed.
 
     Args:
-        given: settings, by ``-c``.
+        settings: values of ``-c``, by name.
     """
     variables = {"AWS_PROFILE": where.profile, "AWS_REGION": where.region}
     prefix = "".join(f"{name}={value} " for name, value in variables.items() if value)
     try:
-        session = open_session(profile=where.profile, region=where.region or given.get("region"))
+        session = open_session(profile=where.profile, region=where.region or settings.get("region"))
         account = Account(Clients(session))
         found = f"account {account.id}, {session.region_name}"
     except Exception as error:  # a finding, like any other
@@ -80,11 +80,11 @@ def look(given: dict[str, str], where: Where) -> Iterator[Check]:
         region=session.region_name,
         profile=where.profile,
         prefix=prefix,
-        context=given,
+        context=settings,
     )
     deployment = None
     try:
-        deployment = Deployment(session, name=where.deployment or given.get("deployment"))
+        deployment = Deployment(session, name=where.deployment or settings.get("deployment"))
         deployment.check_ready()
         shape = deployment.shape
     except Exception as error:  # a finding, like any other
@@ -99,7 +99,7 @@ def look(given: dict[str, str], where: Where) -> Iterator[Check]:
         return
 
     yield Check("stacks", "ok", _described(shape))
-    if given:
+    if settings:
         yield from _before(place, missing=(), network=deployment)
         return
 

@@ -42,7 +42,7 @@ def export(
     bucket = deployment.bucket
     place = to if folder is None else f"{bucket.uri}/exports/{job_plan.new_id(run)}"
     command = ["python", "-m", "training.export", run, "--to", place, "--dtype", dtype]
-    command += [option for option, given in (("--adapters", adapters), ("--best", best)) if given]
+    command += [option for option, is_set in (("--adapters", adapters), ("--best", best)) if is_set]
     head_job.run_command(deployment, run, command, max_seconds=_MAX_SECONDS, yes=yes)
     if folder is not None:
         output.say(f"fetching {place}")

@@ -59,7 +59,7 @@ def generate(
     place = f"{bucket.uri}/exports/{job_plan.new_id(run)}.json"
     command = ["python", "-m", "training.generate", "--tokens", str(tokens), f"--seed={seed}"]
     options = (("--greedy", greedy), ("--chat", chat), ("--best", best))
-    command += [option for option, given in options if given]
+    command += [option for option, is_set in options if is_set]
     command += ["--to", place, "--", run, text]
     job = head_job.run_command(deployment, run, command, max_seconds=_MAX_SECONDS, yes=yes)
     found = json_object(bucket.get(bucket.key(place)))

@@ -13,7 +13,7 @@ from trainctl.setup import checkout_settings
 
 def plan(
     *,
-    given: JobOptions,
+    options: JobOptions,
     context: Context = None,
     as_json: AsJson = False,
     where: Where,
@@ -22,7 +22,7 @@ def plan(
 
     With -c it needs neither a deployment nor an account: trainctl plan ddp -c preset=ddp
     """
-    request = JobRequest.of(given)
+    request = JobRequest.of(options)
     if context:
         deployment = checkout_settings.undeployed(context, region=where.region)
         found = job_plan.priced(deployment, request)

@@ -14,7 +14,7 @@ from trainctl.watch import follow
 
 def submit(
     *,
-    given: JobOptions,
+    options: JobOptions,
     following: Annotated[
         bool, typer.Option("--follow", help="Show its log; Ctrl-C leaves it running.")
     ] = False,
@@ -31,7 +31,7 @@ def submit(
     trainctl submit --code . --nodes 1:4 -- python my_script.py --lr 0.1;
     trainctl submit -f job.toml --epochs 20
     """
-    request = JobRequest.of(given)
+    request = JobRequest.of(options)
     deployment = where.find(to_start=True)
     plan = job_plan.plan_of(deployment, request)
     job_plan.ask(plan, yes=yes)

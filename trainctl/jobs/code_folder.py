@@ -157,7 +157,7 @@ class CodeFolder:
 
     @property
     def words(self) -> str:
-        """What would be uploaded, in words."""
+        """Summary of the upload, as a phrase."""
         installed = f"packages of {self.packages}" if self.packages else "no list of packages"
         if not self.packages and (unread := requirements.unread(self.path)):
             verb = "is" if len(unread) == 1 else "are"

@@ -19,13 +19,13 @@ _OWN: Final = ("recipe", "command", _SETTINGS)
 OF_SUBMIT: Final = ("follow", "yes")
 
 
-def expanded(path: Path, args: Sequence[str], given: Sequence[str], params: Any) -> list[str]:
+def expanded(path: Path, args: Sequence[str], positional: Sequence[str], params: Any) -> list[str]:
     """The words of a command line together with those of a job file.
 
     Args:
-        args: all words that were given.
-        given: those of them that are no options of the command: a recipe and its settings, or a
-            command of the user's own. One that names what runs takes the place of the file's.
+        args: all words of the command line.
+        positional: those of them that are not options of the command: a recipe and its settings,
+            or a user's command. If they name a recipe or a command, it replaces the file's.
         params: typer's, of the command.
 
     Raises:
@@ -48,10 +48,10 @@ def expanded(path: Path, args: Sequence[str], given: Sequence[str], params: Any)
             options,
             also=_OWN,
         )
-        if given and not given[0].startswith("-"):
+        if positional and not positional[0].startswith("-"):
             return [*found, *args]
         if "command" not in own:
-            return [*found, *_recipe(own, given), *args]
+            return [*found, *_recipe(own, positional), *args]
         if len(own) > 1:
             raise UsageError("command is for your own code: leave recipe and settings out")
         command = own["command"]
@@ -62,10 +62,10 @@ def expanded(path: Path, args: Sequence[str], given: Sequence[str], params: Any)
         raise UsageError(f"{path}: {error}") from None
 
 
-def _recipe(values: Mapping[str, object], given: Sequence[str]) -> list[str]:
+def _recipe(values: Mapping[str, object], positional: Sequence[str]) -> list[str]:
     """The recipe, and its settings but those that are given on the command line too."""
     words = [text("recipe", values["recipe"])] if "recipe" in values else []
-    of_line = {word.partition("=")[0].removeprefix("--no-").lstrip("-") for word in given}
+    of_line = {word.partition("=")[0].removeprefix("--no-").lstrip("-") for word in positional}
     for key, value in table(_SETTINGS, values.get(_SETTINGS, {})).items():
         name = key.replace("_", "-")
         if name in of_line:

@@ -73,7 +73,7 @@ class JobPlan:
     """Training processes, one per GPU or, without GPUs, per node; None where the head works by
     itself."""
     code: CodeFolder | None = None
-    """What would be uploaded; None for a recipe."""
+    """Folder to upload; None for a recipe."""
     why_on: str = ""
     """Reason for the choice of nodes, in words; empty for recipes."""
     why_deadline: str = ""
@@ -83,9 +83,9 @@ class JobPlan:
     place: QueuePlace | None = None
     """In the queue, if it were submitted now; None: it would start at once."""
     tags: Sequence[str] = ()
-    """Of its workers' images, in each pool."""
+    """Tags of the worker image in each pool."""
     warnings: Sequence[str] = ()
-    """What is probably wrong with the command of ``--code``."""
+    """Probable mistakes in the command of ``--code``."""
 
     @property
     def prices(self) -> Prices:
@@ -238,11 +238,11 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
     Raises:
         InputError, UsageError: it does not suit the deployment.
     """
-    given, program = request.options, request.program
+    options, program = request.options, request.program
     shapes, nodes, left_out = _hosts(deployment, request)
     workers = Range(*map(_first(shapes).gpus.num_workers, (nodes.low, nodes.high)))
-    what = "code" if given.code else request.words[0]
-    run = given.run or f"{what}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    what = "code" if options.code else request.words[0]
+    run = options.run or f"{what}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     if program is None:
         work = _recipe_work(deployment, request, run=run, workers=workers, shapes=shapes)
     else:
@@ -255,7 +255,7 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         worker=next(iter(hosts.values())),
         pools=hosts if len(hosts) > 1 else {},
     )
-    max_seconds, why_deadline = _deadline(given, prices, shape, nodes, work.training_s)
+    max_seconds, why_deadline = _deadline(options, prices, shape, nodes, work.training_s)
     spec = JobSpec(
         run=run,
         command=tuple(work.command),
@@ -263,20 +263,20 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         recipe="" if program else request.words[0],
         on=work.on,
         max_seconds=max_seconds,
-        capacity_wait_s=min(round(given.wait_minutes * 60), max_seconds),
-        grace_s=given.grace,
-        hang_s=round(given.hang_minutes * 60),
-        keep_files=tuple(given.keep_files or ()),
-        skip_files=tuple(given.skip_files or ()),
-        hold_s=round(given.hold * 60),
+        capacity_wait_s=min(round(options.wait_minutes * 60), max_seconds),
+        grace_s=options.grace,
+        hang_s=round(options.hang_minutes * 60),
+        keep_files=tuple(options.keep_files or ()),
+        skip_files=tuple(options.skip_files or ()),
+        hold_s=round(options.hold * 60),
         variables=request.variables,
         secrets=request.secrets,
         prices=prices,
         submitter=deployment.user,
         user_id=deployment.user_id,
-        pools=(*work.shapes,) if given.names_pools else (),
-        priority=given.priority,
-        notify=given.notify or "",
+        pools=(*work.shapes,) if options.names_pools else (),
+        priority=options.priority,
+        notify=options.notify or "",
     )
     plan = JobPlan(
         spec=spec,
@@ -307,19 +307,19 @@ def _hosts(deployment: Deployment, request: JobRequest) -> tuple[Shapes, Range, 
     Raises:
         InputError, UsageError: they do not suit the deployment, or each other.
     """
-    given, least = request.options, deployment.shape.min_nodes
+    options, least = request.options, deployment.shape.min_nodes
     is_alone = request.program is not None and request.program.is_alone
-    usual = Range(least, least) if is_alone and given.on == On.AUTO else None
-    shapes, wanted, left_out = given.ladder(deployment.shape, request.nodes or usual)
+    usual = Range(least, least) if is_alone and options.on == On.AUTO else None
+    shapes, wanted, left_out = options.ladder(deployment.shape, request.nodes or usual)
     most = min(each.max_workers for each in shapes.values())
     nodes = wanted or Range(most, most)
     for each in shapes.values():
-        given.check_fit(each)
+        options.check_fit(each)
         check_nodes(each, nodes)
     if len({each.gpus for each in shapes.values()}) > 1:
         has = ", ".join(f"{name} has {each.worker.num_gpus}" for name, each in shapes.items())
         raise UsageError(
-            f"--pool {given.pool}: the pools of a job must have as many GPUs on each node, by "
+            f"--pool {options.pool}: the pools of a job must have as many GPUs on each node, by "
             f"which its processes are counted, and {has}"
         )
     return shapes, nodes, left_out
@@ -327,7 +327,7 @@ def _hosts(deployment: Deployment, request: JobRequest) -> tuple[Shapes, Range, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
-    """What a job runs."""
+    """Command of a job, where it runs, and the pools that it fits."""
 
     command: Sequence[str]
     shapes: Shapes
@@ -347,14 +347,14 @@ def _recipe_work(
     Raises:
         InputError, UsageError: settings are wrong, or it does not fit the pools that are named.
     """
-    given = request.options
+    options = request.options
     command, config = _recipe_command(
         request.words,
         run=run,
         workers=workers,
         deployment=deployment,
         shape=_first(shapes),
-        is_new=given.run is None,
+        is_new=options.run is None,
     )
     num_bytes = data_sets.text_bytes(config.data, deployment.bucket)
     found = {
@@ -365,7 +365,7 @@ def _recipe_work(
     lacking = [name for name, each in found.items() if each and not each.fits]
     if lacking and len(shapes) > 1:
         by_plan = f"the training does not fit the GPUs of {', '.join(lacking)}, by training.plan"
-        if given.pool or len(lacking) == len(shapes):
+        if options.pool or len(lacking) == len(shapes):
             raise UsageError(f"{by_plan}: name others")
         warnings.append(f"left out: {by_plan}")
         found = {name: each for name, each in found.items() if name not in lacking}
@@ -386,9 +386,9 @@ def _program_work(
     Raises:
         UsageError: its launcher cannot run on these nodes.
     """
-    given, shape = request.options, _first(shapes)
-    on, why = placement(given, program, nodes, shape)
-    own = [*(each.name for each in dataclasses.fields(given)), *OF_SUBMIT]
+    options, shape = request.options, _first(shapes)
+    on, why = placement(options, program, nodes, shape)
+    own = [*(each.name for each in dataclasses.fields(options)), *OF_SUBMIT]
     warnings = program.warnings([name.replace("_", "-") for name in own])
     if on == Placement.NODES:
         program.check(nodes)
@@ -413,15 +413,15 @@ def _training_s(config: RunConfig, expected: Expected | None) -> int | None:
 
 
 def _deadline(
-    given: JobOptions, prices: Prices, shape: ClusterShape, wanted: Range, training_s: int | None
+    options: JobOptions, prices: Prices, shape: ClusterShape, wanted: Range, training_s: int | None
 ) -> tuple[int, str]:
     """Seconds to the deadline, and why they are fewer than usual, in words.
 
     Raises:
         UsageError: the job can cost more than ``--max-cost``.
     """
-    seconds, limit = given.max_seconds(shape, training_s=training_s), given.max_cost
-    is_shorter = given.max_hours is None and training_s and seconds < DEFAULT_MAX_SECONDS
+    seconds, limit = options.max_seconds(shape, training_s=training_s), options.max_cost
+    is_shorter = options.max_hours is None and training_s and seconds < DEFAULT_MAX_SECONDS
     why = ", by its number of steps (--max-hours gives more)" if is_shorter else ""
     if limit is None:
         return seconds, why
@@ -435,7 +435,7 @@ def _deadline(
     if usd <= limit:
         return seconds, why
     within = math.floor(seconds - (usd - limit) / hourly * 3600)
-    if given.max_hours is not None or within < _LEAST_S:
+    if options.max_hours is not None or within < _LEAST_S:
         can = "fewer --nodes, " if wanted.high > max(1, shape.min_nodes) else ""
         if within >= _LEAST_S:
             can += f"--max-hours {math.floor(within / 36) / 100:.2f}, "  # rounded down
@@ -447,16 +447,16 @@ def _deadline(
 
 
 def placement(
-    given: JobOptions, program: programs.Program, nodes: Range, shape: ClusterShape
+    options: JobOptions, program: programs.Program, nodes: Range, shape: ClusterShape
 ) -> tuple[Placement, str]:
     """Nodes for the command of ``--code``, and the choice in words."""
     head = "once, on the head"
     each = f"each of the {nodes.words} worker nodes" if nodes.high > 1 else "the worker node"
     if shape.head_trains:
         each = f"the head and {each}" if nodes.high else "the head"
-    if given.on == On.HEAD:
+    if options.on == On.HEAD:
         return Placement.HEAD, f"{head}, by --on"
-    if given.on == On.NODES:
+    if options.on == On.NODES:
         return Placement.NODES, f"{each}, by --on"
     if program.of_ray:
         return Placement.HEAD, f"{head}, because {program.of_ray} uses Ray (--on nodes: on {each})"

@@ -41,31 +41,31 @@ class JobRequest:
     """The command and its code; None for a recipe."""
 
     @classmethod
-    def of(cls, given: JobOptions) -> Self:
+    def of(cls, options: JobOptions) -> Self:
         """Parse and check what needs no deployment.
 
         Raises:
             InputError, UsageError: it is wrong, or ``training.launch`` would refuse it.
         """
-        words, excused = given.words or [], given.not_secret or ()
-        nodes = None if given.nodes is None else Range.parse(given.nodes, option="--nodes")
-        _check_code_options(given)
+        words, excused = options.words or [], options.not_secret or ()
+        nodes = None if options.nodes is None else Range.parse(options.nodes, option="--nodes")
+        _check_code_options(options)
         if words and words[0].startswith("-"):  # else it would be taken for the command
             option = words[0].partition("=")[0]
             if option in ("--workers", "-w"):
                 raise UsageError(f"there is no option {option} here: see --nodes")
             raise UnknownOptionError(option, ())
-        env = variables.variables(given.env or [])
-        secrets = variables.secrets(given.secret or [])
+        env = variables.variables(options.env or [])
+        secrets = variables.secrets(options.secret or [])
         # The recipe is checked before the name that begins with it: its error is the better one.
-        if given.code is None:
+        if options.code is None:
             program = None
             trackers.check_key(
                 _check_recipe(words).report_to,
                 env,
                 has_key=lambda: "WANDB_API_KEY" in {*env, *secrets},
             )
-            if given.on == On.NODES:
+            if options.on == On.NODES:
                 raise UsageError(
                     "--on nodes is for the command of --code: a recipe runs on the head, and Ray "
                     "brings its workers to all nodes; leave --on out"
@@ -77,15 +77,15 @@ class JobRequest:
                 f"{words[0]} is a recipe, and --code is for your own command: leave one of them out"
             )
         else:
-            code = CodeFolder.of(given.code, excused)
+            code = CodeFolder.of(options.code, excused)
             code.check_command(words)
             program = Program(code, words)
-        if given.run is not None:
-            runs.check_run_name(given.run)
+        if options.run is not None:
+            runs.check_run_name(options.run)
         variables.refuse_secrets(env, words, excused)
         names = {*env, *(name.lstrip("-") for name, _ in variables.named(words))}
         for each in excused:
-            is_file = given.code is not None and (given.code / each).is_file()
+            is_file = options.code is not None and (options.code / each).is_file()
             if each.lstrip("-") not in names and not is_file:
                 raise UsageError(
                     f"--not-secret is {each!r}: no file, variable or option of the command is "
@@ -94,7 +94,7 @@ class JobRequest:
         if both := env.keys() & secrets.keys():
             raise UsageError(f"{', '.join(sorted(both))}: both --env and --secret give it")
         return cls(
-            options=given,
+            options=options,
             words=words,
             nodes=nodes,
             variables=env,
@@ -103,23 +103,23 @@ class JobRequest:
         )
 
 
-def _check_code_options(given: JobOptions) -> None:
+def _check_code_options(options: JobOptions) -> None:
     """
     Raises:
         InputError, UsageError: an option is for programs only, or a pattern matches no file.
     """
-    patterns = {"--keep-files": given.keep_files or (), "--skip-files": given.skip_files or ()}
+    patterns = {"--keep-files": options.keep_files or (), "--skip-files": options.skip_files or ()}
     saves = "saves checkpoints and its record"
     of_code = {
-        "--grace": (given.grace != DEFAULT_GRACE_S, "saves a checkpoint when it is told to end"),
+        "--grace": (options.grace != DEFAULT_GRACE_S, "saves a checkpoint when it is told to end"),
         "--hang-minutes": (
-            given.hang_minutes != DEFAULT_HANG_S / 60,
+            options.hang_minutes != DEFAULT_HANG_S / 60,
             "starts workers that hang again",
         ),
         **{option: (each, saves) for option, each in patterns.items()},
     }
-    for option, (is_given, instead) in of_code.items():
-        if is_given and not given.code:
+    for option, (is_set, instead) in of_code.items():
+        if is_set and not options.code:
             raise UsageError(f"{option} is for programs of your own (--code): a recipe {instead}")
     for option, each in patterns.items():
         for pattern in each:

@@ -1,7 +1,8 @@
-"""What the command of ``--code`` runs, as far as a laptop can read it: nothing is executed.
+"""Programs that the command of ``--code`` starts, as far as a laptop can read them: nothing is
+executed.
 
-The files that it names and the modules of the folder that they import, by Python's own parser.
-Where that is not clear, such as for a module that is installed, nothing is concluded.
+Python's own parser reads the files that the command names and the modules of the folder that they
+import. Where that is ambiguous, such as for an installed module, nothing is concluded.
 """
 
 import ast
@@ -57,7 +58,7 @@ class Program:
         self.entries = [path for path in paths if path and path.suffix == ".py"]
         """The Python files that it starts."""
         self._imports = self._found()
-        """Of those, and of the modules of the folder that they lead to, by file."""
+        """Imports of these files, and of the folder's modules that they lead to, by file."""
 
     def _found(self) -> dict[Path, list[Import]]:
         found: dict[Path, list[Import]] = {}
@@ -79,7 +80,8 @@ class Program:
 
     @property
     def of_ray(self) -> str:
-        """What of it uses Ray, in words; "" where nothing does, or another launcher starts it."""
+        """Part of the program that uses Ray: "its command" or a file; "" if no part does, or if
+        another launcher starts it."""
         if any(each.launcher for each in self._commands):
             return ""
         if any(
@@ -124,10 +126,10 @@ class Program:
             )
 
     def warnings(self, options: Sequence[str]) -> list[str]:
-        """What is probably wrong with it.
+        """Probable mistakes in the program and its command.
 
         Args:
-            options: names of those of the command that submits it.
+            options: names of the options of ``trainctl submit``.
         """
         program = self._commands[0].program.removeprefix("-m ")
         after = " ".join(self._words).partition(f"{program} ")[2] if self.entries else ""

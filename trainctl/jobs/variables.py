@@ -18,14 +18,14 @@ _SETTINGS: Final = re.compile(r"(.*\.)?env(\..*|rc)?|\.Renviron")
 _LARGEST: Final = 2**24
 
 
-def variables(given: Sequence[str]) -> dict[str, str]:
+def variables(assignments: Sequence[str]) -> dict[str, str]:
     """``NAME=VALUE``, or ``NAME`` with its value on this machine.
 
     Raises:
         InputError: a name is not usable, or has no value.
     """
     found = {}
-    for each in given:
+    for each in assignments:
         name, equals, value = each.partition("=")
         if not name:
             raise UsageError(
@@ -140,14 +140,14 @@ def _secret_of(path: Path) -> str:
     return ""
 
 
-def secrets(given: Sequence[str]) -> dict[str, str]:
+def secrets(assignments: Sequence[str]) -> dict[str, str]:
     """``NAME=SECRET``: which variable has the value of which secret.
 
     Raises:
         InputError: a name is not usable.
     """
     found = {}
-    for each in given:
+    for each in assignments:
         name, equals, secret = each.partition("=")
         if name:
             check_variable(name, what="--secret")

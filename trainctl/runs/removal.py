@@ -34,20 +34,20 @@ def users(deployment: Deployment, prefix: str) -> list[str]:
 
 
 def remove(
-    deployment: Deployment, what: str, prefix: str, *, beside: str = "", yes: bool, as_json: bool
+    deployment: Deployment, what: str, prefix: str, *, index_key: str = "", yes: bool, as_json: bool
 ) -> None:
     """Remove all objects below a prefix, once a person has agreed.
 
     Args:
         what: names it, such as ``run 'mine'``.
         prefix: with a slash at its end: without one, ``a`` would remove ``ab`` too.
-        beside: key of an object that belongs to them and is removed first.
+        index_key: key of an object that belongs to the others and is removed first.
 
     Raises:
         UsageError: there is nothing, or it is in use, or there is nobody to ask.
     """
     bucket = deployment.bucket
-    found = [each for each in bucket.stored(beside) if each.key == beside] if beside else []
+    found = [each for each in bucket.stored(index_key) if each.key == index_key] if index_key else []
     found += bucket.stored(prefix)
     if not found or prefix.count("/") > 2:  # a part of a data set is none
         group = prefix.partition("/")[0]

@@ -1,1 +1,1 @@
-"""What a laptop, a checkout and an account need before jobs can run."""
+"""Set-up of a laptop, a checkout and an account, before jobs can run."""

@@ -28,7 +28,7 @@ class Planned:
 
     settings: "Settings"
     qualifier: str
-    """Of the CDK's bootstrap; empty: the default one."""
+    """Qualifier of the CDK's bootstrap; empty: the default one."""
 
     @property
     def shape(self) -> ClusterShape:
@@ -51,7 +51,7 @@ def project() -> Path:
     )
 
 
-def given_settings(words: Sequence[str]) -> dict[str, str]:
+def parse_settings(words: Sequence[str]) -> dict[str, str]:
     """``-c name=value``, as the CDK takes it.
 
     Raises:
@@ -66,7 +66,7 @@ def given_settings(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def read(folder: Path, given: Mapping[str, str], *, region: str = "") -> Planned:
+def read(folder: Path, overrides: Mapping[str, str], *, region: str = "") -> Planned:
     """Settings of ``cdk.json`` with those given.
 
     Args:
@@ -90,7 +90,7 @@ def read(folder: Path, given: Mapping[str, str], *, region: str = "") -> Planned
         raise InputError(f"{file} cannot be read ({error}): restore it from the project") from None
     if not isinstance(context, dict):
         raise InputError(f"{file}: its context is no table of settings")
-    context |= given
+    context |= overrides
     found = load(context, region=region)
     return Planned(settings=found, qualifier=str(context.get(_QUALIFIER_KEY, "")))
 
@@ -101,6 +101,6 @@ def undeployed(context: Sequence[str], *, region: str | None) -> Undeployed:
     Raises:
         InputError, UsageError: a setting is wrong, or this is no checkout.
     """
-    planned = read(project(), given_settings(context))
+    planned = read(project(), parse_settings(context))
     region = region or planned.settings.region or os.environ.get("AWS_REGION") or "us-east-1"
     return Undeployed(planned.shape, region=region)

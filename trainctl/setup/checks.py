@@ -119,12 +119,12 @@ class Place:
 
     def deploy(self, **more: str) -> str:
         """The target that deploys, with the settings and more of them."""
-        given = {**self.context, **more}.items()
-        words = " ".join(f"-c {name}={value}" for name, value in given)
+        settings = {**self.context, **more}.items()
+        words = " ".join(f"-c {name}={value}" for name, value in settings)
         return self.make(f'deploy ARGS="{words}"' if words else "deploy")
 
     def fixed(self, pool: str, **settings: str) -> str:
-        """What to do for other settings of the deployment, or of a pool."""
+        """Instruction for changing settings of the deployment or of a pool."""
         return f"change pool {pool} in cdk.json" if pool else self.deploy(**settings)
 
     def increase(self, service: str, code: str, value: int) -> str:
@@ -147,14 +147,14 @@ def of_hosts(place: Place, shape: ClusterShape, zone: Zone, *, is_deployed: bool
     roles = {**ROLES, **(SPOT_ROLE if is_spot else {})}
     offer = partial(offered, place, is_deployed=is_deployed)
     checks: Checks = {
-        f"{name} offered": partial(offer, name, beside=names, zone=zone) for name in names
+        f"{name} offered": partial(offer, name, needed_types=names, zone=zone) for name in names
     }
     if name := shape.capacity_reservation_id:
         checks[name] = partial(reservation, place, shape, zone)
     for name, pool in shape.pools.items():
         machine, own = pool.worker_instance_type, pool.availability_zone
         where = partial(str, own) if own else zone
-        checks[f"pool {name} offered"] = partial(offer, machine, beside=[machine], zone=where)
+        checks[f"pool {name} offered"] = partial(offer, machine, needed_types=[machine], zone=where)
         if reserved := pool.capacity_reservation_id:
             checks[reserved] = partial(reservation, place, shape.in_pool(name), where, pool=name)
     for (family, spot), vcpus in needed_vcpus(shape).items():
@@ -253,21 +253,21 @@ def offered(
     place: Place,
     machine: str,
     *,
-    beside: list[str],
+    needed_types: list[str],
     zone: Zone,
     is_deployed: bool,
 ) -> Finding:
-    """Check that the zone offers an instance type; a better zone offers all ``beside``."""
+    """Check that the zone offers an instance type; a better zone offers all ``needed_types``."""
     here, offering = zone(), place.account.zones_offering(machine)
     if here in offering:
         return ok(f"in {here}")
     if not here and place.account.zones() <= offering:
         return ok(f"in every zone of {place.region}")
     lacks = f"not in {here}" if here else f"not in every zone of {place.region}"
-    common = set.intersection(*(place.account.zones_offering(each) for each in beside))
+    common = set.intersection(*(place.account.zones_offering(each) for each in needed_types))
     if not common:
         return bad(
-            f"{lacks}, and no zone of {place.region} offers {' and '.join(beside)}: "
+            f"{lacks}, and no zone of {place.region} offers {' and '.join(needed_types)}: "
             "choose other types (-c worker_instance_type=..., head_instance_type) or a region",
         )
     deploy = place.deploy(availability_zone=min(common))

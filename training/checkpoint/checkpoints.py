@@ -110,7 +110,7 @@ class Snapshot:
     in the end."""
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What training made, with names for people."""
+        """Tensors that training changes, each with a readable name."""
         yield from self.model.items()
         yield from self.average.items()
         for name, moments in self.optimizer.items():
@@ -273,7 +273,7 @@ def prune(run_uri: str, *, keep: int, step: int, fence: int = 0, best: int = 0) 
 
 
 def _is_whole(run_uri: str, name: str) -> bool:
-    """Whether a checkpoint has all of its files, at their sizes."""
+    """True if all files of a checkpoint exist with the sizes in its manifest."""
     try:
         verify(place_of(run_uri, name), num_parts=0)
     except DamagedError:
@@ -307,7 +307,7 @@ def newest_usable(worker: Worker, read: Callable[[str], T], *, from_scratch: boo
     here: T | None = None
 
     def fault_of(name: str) -> str:
-        """What this rank finds wrong with a checkpoint; empty where that is nothing."""
+        """Fault that this rank finds in a checkpoint; "" if it is intact."""
         nonlocal here
         fault = ""
         for _ in range(2):
@@ -549,7 +549,7 @@ def _keys(run_uri: str) -> dict[str, tuple[int, int]]:
 
 
 def out_of_memory(error: torch.OutOfMemoryError, worker: Worker, *, advice: str) -> InputError:
-    """What a run that ran out of GPU memory ends with; ``advice`` is a sentence."""
+    """Error that ends a run which ran out of GPU memory; ``advice`` is a full sentence."""
     saved, first_line = names(worker.run_uri), str(error).splitlines()[0]
     kept = f"checkpoint {saved[-1]} is kept" if saved else "nothing was saved before it"
     rank = worker.rank

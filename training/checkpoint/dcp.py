@@ -48,7 +48,8 @@ Places = dict[MetadataIndex, _StorageInfo]
 
 
 def _member(kind: object, name: object) -> parts._MEM_FORMAT_ENCODING:
-    """What ``getattr`` does for the one class that early releases of Python 3.11 pickle by it."""
+    """Replacement of ``getattr`` for the one class that early releases of Python 3.11 pickle by
+    it."""
     if kind is not parts._MEM_FORMAT_ENCODING or not isinstance(name, str):
         raise pickle.UnpicklingError("it names builtins.getattr")
     return parts._MEM_FORMAT_ENCODING[name]

@@ -21,7 +21,7 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """What a file must be."""
+    """Expected size and checksum of a file."""
 
     size: int
     """Bytes."""

@@ -145,7 +145,8 @@ class ShardedSaver:
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateDict:
-    """What is saved: trained weights and moments by the model's own names, as DTensors."""
+    """State to save: trained weights and optimizer moments as DTensors, by the model's parameter
+    names."""
     options = StateDictOptions(ignore_frozen_params=True)
     return {
         _MODEL: get_model_state_dict(model, options=options),
@@ -381,8 +382,8 @@ def newest_of(run_uri: str, *, step: int = 0) -> ShardedCheckpoint:
     Raises:
         InputError: there is none.
     """
-    given = [checkpoints.name_of(run_uri, step)] if step else checkpoints.names(run_uri)
-    for name in reversed(given):
+    candidates = [checkpoints.name_of(run_uri, step)] if step else checkpoints.names(run_uri)
+    for name in reversed(candidates):
         uri = checkpoints.place_of(run_uri, name)
         try:
             checkpoints.verify(uri)
@@ -410,7 +411,7 @@ def _sendable(error: Exception) -> Exception:
 
 
 def _is_misfit(error: BaseException) -> bool:
-    """Whether a checkpoint does not fit the model, or holds what is not read."""
+    """True if a checkpoint is damaged, does not fit the model, or must not be unpickled."""
     return isinstance(error, DamagedError | pickle.UnpicklingError) or str(error).startswith(
         _MISFITS
     )

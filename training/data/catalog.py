@@ -47,10 +47,10 @@ class DataSet:
     num_bytes: int
     """To download, about."""
     num_train_tokens: int = 0
-    """Of a text: tokens to train on, by GPT-NeoX's tokenizer, with the documents' ends and without
-    the twentieth that is held out; 0: not counted."""
+    """Number of training tokens of a text, counted with GPT-NeoX's tokenizer; includes the tokens
+    that end documents, but not the twentieth that is held out. 0: not counted."""
     class_names: tuple[str, ...] = ()
-    """Of images, in the order of their labels."""
+    """Names of image classes, in the order of their labels."""
 
     @property
     def source(self) -> str:

@@ -12,7 +12,7 @@ from contract.errors import InputError
 from contract.text import counted
 from training.data import catalog, sources
 from training.data.catalog import IMAGES, TEXT
-from training.data.conversations import Conversation, columns_given, columns_of
+from training.data.conversations import Conversation, columns_of, parse_columns
 from training.data.documents import MIXED, Rows, documents, kind_of, text_files
 from training.data.download import Report
 from training.data.pictures import layout
@@ -33,7 +33,7 @@ class Contents:
     num_bad: int = 0
     """Rows that cannot be used."""
     columns: tuple[str, ...] = ()
-    """Of the rows of a text."""
+    """Column names of a text's rows."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Why recipes cannot read it, by the kind of data that they read (``Recipe.data_kind``)."""
 
@@ -47,10 +47,10 @@ class Contents:
         found = self.refused.get(kind, "")
         if kind != TEXT or not self.columns:
             return found
-        name, given = str(settings["text_field"]), str(settings["columns"])
-        if name != "text" or given:
-            has_them = columns_of(self.columns, name, columns_given(given))
-            wanted = f"--columns {given}" if given else f"--text-field {name}"
+        name, columns = str(settings["text_field"]), str(settings["columns"])
+        if name != "text" or columns:
+            has_them = columns_of(self.columns, name, parse_columns(columns))
+            wanted = f"--columns {columns}" if columns else f"--text-field {name}"
             return "" if has_them else f"{wanted}: its columns are {', '.join(self.columns)}"
         can_skip = settings["skip_bad_rows"] and self.num_bad < self.rows
         return "" if can_skip else found

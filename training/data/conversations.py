@@ -36,7 +36,7 @@ _WAYS: Final = (
     *(dict(zip(("prompt", "context", "answer"), pair, strict=True)) for pair in PAIRS),
 )
 #: Columns of what belongs to a conversation, too.
-_BESIDE: Final = {
+_EXTRAS: Final = {
     **dict.fromkeys(("systemInstruction", "system_prompt", "system"), "system"),
     **dict.fromkeys(("functions", "tools"), "tools"),
 }
@@ -92,7 +92,7 @@ class Message:
     calls: tuple[Mapping[str, Any], ...] = ()
     """Calls of tools in OpenAI's form, their arguments an object."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """Other keys, such as thoughts."""
+    """Other fields of the message, such as the model's thoughts."""
     is_learned: bool = True
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """Messages of a row."""
+    """Messages and tools of one row."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -115,8 +115,8 @@ class Encoded:
 
     ids: list[int]
     learned: list[bool]
-    """True for tokens that the model learns to predict: those of answers, and those that end
-    them."""
+    """Mask of the tokens that the model learns to predict: True for tokens of answers, and for
+    those that end an answer."""
     stops: frozenset[int]
     """Ids of the tokens that end answers."""
 
@@ -134,7 +134,7 @@ def check_characters(text: str) -> None:
     text.encode()
 
 
-def columns_given(text: str) -> dict[str, str]:
+def parse_columns(text: str) -> dict[str, str]:
     """``--columns``: names of columns by what they hold.
 
     Raises:
@@ -151,26 +151,26 @@ def columns_given(text: str) -> dict[str, str]:
 
 
 def columns_of(
-    names: Sequence[str], field: str, given: Mapping[str, str] | None = None
+    names: Sequence[str], field: str, mapping: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """The columns of a table by what they hold (``PARTS``); none if it holds nothing to learn.
 
     Args:
-        field: what ``--text-field`` asks for.
-        given: what ``--columns`` asks for.
+        field: value of ``--text-field``.
+        mapping: value of ``--columns``, parsed.
     """
     asked = {"messages" if field in MESSAGES else "text": field}
-    for way in [given] if given else [asked, *(_WAYS if field == "text" else ())]:
-        if all(name in names for part, name in way.items() if part != "context" or given):
-            beside = {part: name for name, part in _BESIDE.items() if name in names}
-            return {part: name for part, name in {**beside, **way}.items() if name in names}
+    for way in [mapping] if mapping else [asked, *(_WAYS if field == "text" else ())]:
+        if all(name in names for part, name in way.items() if part != "context" or mapping):
+            extras = {part: name for name, part in _EXTRAS.items() if name in names}
+            return {part: name for part, name in {**extras, **way}.items() if name in names}
     return {}
 
 
 def content_of(
     row: Mapping[str, Any],
     field: str,
-    given: Mapping[str, str] | None = None,
+    mapping: Mapping[str, str] | None = None,
     *,
     unused: set[str] | None = None,
 ) -> str | Conversation | None:
@@ -178,21 +178,21 @@ def content_of(
 
     Args:
         row: its columns, or some of them, by name.
-        field: what ``--text-field`` asks for.
-        given: what ``--columns`` asks for.
+        field: value of ``--text-field``.
+        mapping: value of ``--columns``, parsed.
         unused: takes the names of columns that are not used.
 
     Raises:
         ValueError: it has none, or what cannot be used; the message says what is wrong.
     """
-    columns = columns_of([*row], field, given)
+    columns = columns_of([*row], field, mapping)
     if not columns and {"chosen", "rejected"} <= row.keys():
         raise ValueError(
             "it holds a preference (chosen, rejected), and answers are learned one by one: "
             "--columns messages=chosen, or prompt=prompt,answer=chosen, learns those chosen"
         )
     if not columns:
-        wanted = f"the columns of --columns {given}" if given else f'text under "{field}"'
+        wanted = f"the columns of --columns {mapping}" if mapping else f'text under "{field}"'
         raise ValueError(
             f"no {wanted}, and neither messages nor a pair of texts, but {', '.join(map(str, row))}"
             ": --columns prompt=NAME,answer=NAME tells what they hold"

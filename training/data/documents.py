@@ -68,7 +68,7 @@ class Rows:
     text_field: str = "text"
     """Value of ``--text-field``."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Value of ``--columns``."""
+    """Value of ``--columns``, parsed."""
     skips_bad: bool = False
     """Rows that cannot be used are left out; without it, ``check`` refuses them."""
     num: int = 0
@@ -107,7 +107,7 @@ class Rows:
             )
 
     def notes(self) -> list[str]:
-        """A sentence about each kind of thing that was not used."""
+        """Sentences that describe the unused rows, columns and files."""
         notes = []
         if self.bad:
             notes.append(f"left out, because they cannot be used: {counted(self.num_bad, 'row')}")
@@ -215,7 +215,7 @@ def _s3_files(source: str, unread: list[str] | None) -> list[Path]:
         InputError: there is no text at ``source``, it may not be read, or the disk is too small.
         UnreachableError: S3 does not answer.
     """
-    with storage.given(source):
+    with storage.reading(source):
         found = storage.find(source)
     texts = _texts_of(sorted(found), source, unread)
     places = {each: storage.join(source, each).rpartition("/")[::2] for each in texts}

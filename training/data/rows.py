@@ -24,7 +24,7 @@ from contract.errors import InputError
 from contract.text import counted
 from store import cache, storage
 from training.data import vocabulary
-from training.data.conversations import ChatWriter, Conversation, Encoded, columns_given
+from training.data.conversations import ChatWriter, Conversation, Encoded, parse_columns
 from training.data.documents import MIXED, Rows, batches, documents, text_files
 from training.data.download import Report
 from training.data.vocabulary import Vocabulary
@@ -70,7 +70,7 @@ class StoreInfo:
     stops: tuple[int, ...] = ()
     """Ids of the tokens that end answers."""
     notes: tuple[str, ...] = ()
-    """A sentence about each part of the data that was not used."""
+    """Sentences that describe the unused parts of the data."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -148,7 +148,7 @@ class TokenStore:
 
     @property
     def largest_id(self) -> int:
-        """Largest ID of all tokens, which are read once for it."""
+        """Largest id of all tokens; computing it reads them once."""
         return max(int(each.max(initial=0)) for each in (self.train, self.held_out))
 
     def prompts(self, *, num: int, length: int) -> list[list[int]]:
@@ -206,7 +206,7 @@ def store_for(
     Raises:
         InputError: there is no text, it is no text, or the tokenizer cannot be used.
     """
-    rows = Rows(text_field=field, columns=columns_given(columns), skips_bad=skips_bad)
+    rows = Rows(text_field=field, columns=parse_columns(columns), skips_bad=skips_bad)
     files = text_files(source, report, unread=rows.files)
     apart = text_files(validation, report, unread=rows.files) if validation else []
     words = vocabulary.read(tokenizer_file, template=template)
@@ -343,23 +343,23 @@ class _Output:
             return stack.enter_context(path.with_name(path.name + ending).open("wb"))
 
         self._tokens = opened("")
-        self._beside = (opened(_LEARNED), opened(_STARTS)) if is_chat else None
+        self._chat_files = (opened(_LEARNED), opened(_STARTS)) if is_chat else None
         self._dtype = dtype
         self.num_tokens = self.num_rows = 0
-        if self._beside:
-            self._beside[1].write(np.int64(0).tobytes())
+        if self._chat_files:
+            self._chat_files[1].write(np.int64(0).tobytes())
 
     @property
     def num_conversations(self) -> int:
-        return self.num_rows if self._beside else 0
+        return self.num_rows if self._chat_files else 0
 
     def add(self, ids: Sequence[int], learned: Sequence[bool]) -> None:
         self._tokens.write(np.array(ids, self._dtype).tobytes())
         self.num_tokens += len(ids)
         self.num_rows += 1
-        if self._beside:
-            self._beside[0].write(np.array(learned, np.uint8).tobytes())
-            self._beside[1].write(np.int64(self.num_tokens).tobytes())
+        if self._chat_files:
+            self._chat_files[0].write(np.array(learned, np.uint8).tobytes())
+            self._chat_files[1].write(np.int64(self.num_tokens).tobytes())
 
 
 def _texts(words: Vocabulary) -> _Encode:

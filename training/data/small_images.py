@@ -46,7 +46,7 @@ class ImageSet:
     fingerprint: str
     """Hash of all four arrays: a resumed run must see the same images."""
     mean: float
-    """Of the training pixels scaled to 0..1."""
+    """Mean of the training pixels, scaled to 0..1."""
     std: float
 
 

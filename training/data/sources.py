@@ -130,6 +130,6 @@ def _fetch(url: str, target: Path) -> None:
 
 
 def _etag(url: str) -> bytes:
-    """What tells one content of an object in S3 from another."""
-    with storage.given(url):
+    """ETag of an object in S3, which changes with its content."""
+    with storage.reading(url):
         return str(storage.filesystem(url).info(url)["ETag"]).encode()

@@ -49,7 +49,8 @@ class Vocabulary:
     has_template: bool
     """It is the model's own, or was given."""
     marks: tuple[str, ...]
-    """What makes the tokens of a text other than the tokenizer's file by itself would."""
+    """Settings that change how a text is tokenized, besides ``tokenizer.json``; they are part of
+    the key under which a prepared text is stored."""
 
     def digest_of_template(self) -> str:
         """Hash of all that decides how a conversation is written."""
@@ -94,7 +95,7 @@ def read(place: Path, *, template: str = "") -> Vocabulary:
         )
     number = tokenizer.token_to_id(end)
     assert number is not None, end
-    own = _given(template) or _template(path, config)
+    own = _read_template(template) or _template(path, config)
     marks = [] if end == by_name else [f"end={end}"]
     if tokenizer.num_special_tokens_to_add(False):
         marks.append("special")
@@ -146,7 +147,7 @@ def ids(value: object) -> list[int]:
     return [each for each in found if isinstance(each, int)]
 
 
-def _given(template: str) -> str:
+def _read_template(template: str) -> str:
     if not template:
         return ""
     place = template if storage.is_s3(template) else str(Path(template).expanduser())

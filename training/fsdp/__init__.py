@@ -11,8 +11,8 @@ from training.record.events import PERPLEXITY
 from training.settings import Value
 
 
-def _check(preset: str, given: Mapping[str, Value]) -> None:
-    if "model" not in given:
+def _check(preset: str, settings: Mapping[str, Value]) -> None:
+    if "model" not in settings:
         raise InputError(
             f"preset {preset} needs an existing model: give --model a Hugging Face id, a "
             "folder or an s3:// address (or --preset tiny, a small one with random weights)"

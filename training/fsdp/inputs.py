@@ -7,7 +7,7 @@ from pathlib import Path
 from contract.errors import InputError
 from store import storage
 from training.data import PYTHON_HELP, catalog, sources
-from training.data.conversations import columns_given
+from training.data.conversations import parse_columns
 from training.data.download import Report
 from training.data.rows import TokenStore, open_store, store_for
 from training.fsdp.settings import FsdpConfig
@@ -22,7 +22,7 @@ def look_at(config: FsdpConfig) -> None:
         InputError: one is not.
         UnreachableError: a published text is to be fetched, and there is no way to it.
     """
-    columns_given(config.columns)
+    parse_columns(config.columns)
     for place in filter(None, (config.data, config.validation)):
         sources.check_way(place)
         if "://" in place or catalog.find(place) or place == PYTHON_HELP:

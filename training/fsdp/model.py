@@ -58,16 +58,16 @@ def build(config: FsdpConfig, store: TokenStore) -> tuple[nn.Module, Any, list[s
 
 
 def _is_extended(config: FsdpConfig, known: int) -> bool:
-    """Whether the first tokens of a run's tokenizer are those that its model knows."""
+    """True if a run's tokenizer starts with the tokens that its model knows, under the same ids."""
     if not config.tokenizer or pretrained.is_new(config.model):
         return True
-    own, given = (
+    own, extended = (
         vocabulary.read(
             pretrained.tokenizer_file(each, config.model, runs=config.storage)
         ).tokenizer.get_vocab()
         for each in ("", config.tokenizer)
     )
-    return all(given.get(token) == id_ for token, id_ in own.items() if id_ < known)
+    return all(extended.get(token) == id_ for token, id_ in own.items() if id_ < known)
 
 
 def _rows(config: FsdpConfig, model_config: Any) -> int:

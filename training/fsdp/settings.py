@@ -211,7 +211,7 @@ class FsdpConfig(TrainingConfig):
         in_run = max(_LEAST_STEPS, -(-total_steps // _EVALUATIONS))
         return min(steps_per_epoch, in_run)
 
-    def passes_beside(self, total_steps: int, steps_per_epoch: int) -> tuple[int, int]:
+    def extra_passes(self, total_steps: int, steps_per_epoch: int) -> tuple[int, int]:
         """Passes of evaluations, at the start included, and of samples, in a whole run.
 
         Args:

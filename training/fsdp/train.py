@@ -294,8 +294,8 @@ def _sample(
         return
     of: Any = trained.model
     longest = getattr(of.config, "max_position_embeddings", None) or 2**20
-    given = store.prompts(num=_NUM_PROMPTS, length=_PROMPT_TOKENS)
-    prompts = [each for each in given if len(each) < longest]
+    candidates = store.prompts(num=_NUM_PROMPTS, length=_PROMPT_TOKENS)
+    prompts = [each for each in candidates if len(each) < longest]
     if not prompts:
         return
     try:

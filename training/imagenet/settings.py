@@ -128,7 +128,8 @@ class ImagenetConfig(ReplicaConfig):
         return max(self.first_size, int(size) // SIZE_STEP * SIZE_STEP)
 
     def less_memory(self, world_size: int) -> str:
-        """What a run of so many workers that ran out of GPU memory could do, in a sentence."""
+        """Advice, as a sentence, for a run with ``world_size`` workers that ran out of GPU
+        memory."""
         each = self.images_per_step // world_size
         others = [f"--batch-per-worker {max(8, each // 2)}"] if each > 8 else []
         smaller = self.full_size * 3 // 4 // SIZE_STEP * SIZE_STEP

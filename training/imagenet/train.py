@@ -231,8 +231,8 @@ class Pictures:
     readers: tuple[PictureReader, ...]
     """Where the pictures come from files."""
     notes: tuple[str, ...] = ()
-    """What was held out, and what is not used."""
-    told: set[str] = field(default_factory=set)
+    """Notes on the data: which pictures were held out, and which files are unused."""
+    reported: set[str] = field(default_factory=set)
     """The damaged pictures that were reported."""
 
     def newly_damaged(self, world_size: int) -> list[Warned]:
@@ -240,9 +240,9 @@ class Pictures:
         calls this."""
         mine = {f"{name}: {why}" for reader in self.readers for name, why in reader.damaged.items()}
         everyones: list[set[str]] = [set() for _ in range(world_size)]
-        dist.all_gather_object(everyones, mine - self.told)
-        new = set().union(*everyones) - self.told
-        self.told |= new
+        dist.all_gather_object(everyones, mine - self.reported)
+        new = set().union(*everyones) - self.reported
+        self.reported |= new
         return [Warned(message=f"a damaged picture is left out: {each}") for each in sorted(new)]
 
 

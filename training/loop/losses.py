@@ -19,7 +19,7 @@ IGNORE: Final = -100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bend:
-    """What a model does with the products of its output embedding before they are its logits:
+    """Scaling and soft cap that a model applies to the output of its last matrix to get its logits:
     ``cap * tanh(scale * z / cap)``, or ``scale * z`` without a cap."""
 
     scale: float = 1.0

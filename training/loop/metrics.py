@@ -62,9 +62,9 @@ class StepMeans(NamedTuple):
     steps: int
     """Number that began, those included that are not in the means."""
     items_per_step: float
-    """Images or tokens that this worker trained on in a step."""
+    """Mean number of images or tokens that this worker trained on per step."""
     step_time_s: float
-    """Time of the whole step."""
+    """Mean duration of a complete step, in seconds."""
 
 
 @dataclass
@@ -81,11 +81,11 @@ def device_name(device: torch.device) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Course:
-    """What is known of a run before its first step. Builds the run's events from that and from
-    what was measured."""
+    """Constants of a run, known before its first step. Builds the run's events from them and from
+    measurements."""
 
     items: str
-    """What the run trains on: ``images`` or ``tokens``, say."""
+    """Unit of the training data, such as ``images`` or ``tokens``."""
     items_per_step: int
     global_batch: int
     """Images or sequences in the batch of all workers."""
@@ -214,7 +214,8 @@ class Course:
 
 
 def perplexity(loss: float) -> float:
-    """Perplexity from the mean loss per token in nats; large, but never infinite."""
+    """Perplexity of a language model, from its mean loss per token in nats; large, but never
+    infinite."""
     return math.exp(min(loss, 700.0))
 
 
@@ -291,7 +292,7 @@ class StepLog:
         self._norms: list[torch.Tensor] = []
         self._sizes: list[int] = []
         self.save_asked = False
-        """True if any rank asked for a checkpoint at the last ``collect``."""
+        """True if any rank requested a checkpoint at the last ``collect``."""
         self._began = time.monotonic()
         self.step_s = math.inf
         """Mean duration of the steps of the last ``collect``, the same on every rank; infinite
@@ -495,7 +496,7 @@ class StepWatch:
         self._has_found = False
         self._number = self._next = 0
         self.is_watching = False
-        """Whether the step that was begun last is the one: its own time is longer than others'."""
+        """True if the latest step is the measured one, which takes longer than others."""
 
     def step(self, number: int) -> AbstractContextManager[object]:
         """The context to take a step in, counted from 1."""

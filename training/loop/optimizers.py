@@ -45,7 +45,8 @@ def build(
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> ParamsT:
-    """What is trained, as an optimizer takes it: weight decay spares biases and normalization."""
+    """Trainable parameters in two groups for an optimizer: weight decay applies to matrices, not to
+    biases and normalization."""
     parameters = [each for each in model.parameters() if each.requires_grad]
     kinds = {each.dtype for each in parameters}
     assert kinds <= {torch.float32}, f"the optimizer would update weights in {kinds}"

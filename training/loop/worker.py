@@ -49,7 +49,7 @@ class Worker(Protocol):
 
 
 def uses_bf16(precision: str, device: torch.device) -> bool:
-    """Whether a model computes in bf16.
+    """True if a model computes in bf16.
 
     Args:
         precision: ``fp32``, ``bf16``, or ``auto``: bf16 on GPUs with units for it, which begin with
@@ -90,9 +90,9 @@ class Pulse:
 
     def beat(self) -> None:
         """Say so again, if some time has passed; to be called for each batch."""
-        if time.monotonic() - self._told_at >= _PULSE_S:
+        if time.monotonic() - self._sent_at >= _PULSE_S:
             self._tell()
 
     def _tell(self) -> None:
-        self._told_at = time.monotonic()
+        self._sent_at = time.monotonic()
         self._worker.emit(Evaluating())

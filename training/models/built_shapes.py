@@ -54,7 +54,7 @@ def shape_of(model: Any) -> ModelShape:
     keys = attention // heads * int(getattr(config, "num_key_value_heads", None) or heads)
     # The widest of what is led back to the model's width.
     intermediate = max(inputs for inputs, outputs in sizes.values() if outputs == hidden)
-    beside = sum(outputs for inputs, outputs in sizes.values() if inputs == hidden)
+    fan_out = sum(outputs for inputs, outputs in sizes.values() if inputs == hidden)
     parts = dict(stack[0].named_parameters())
     return ModelShape(
         hidden=hidden,
@@ -65,7 +65,7 @@ def shape_of(model: Any) -> ModelShape:
         vocab=vocab,
         block_parameters=block,
         parameters=language_models.num_parameters(model),
-        is_gated=beside - attention - 2 * keys >= 1.5 * intermediate,
+        is_gated=fan_out - attention - 2 * keys >= 1.5 * intermediate,
         norms_heads=any("q_norm" in name for name in parts),
         norms=max(2, sum(re.fullmatch(r"\w+norm\.weight", name) is not None for name in parts)),
         is_tied=first.weight is last.weight,

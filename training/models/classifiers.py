@@ -34,11 +34,11 @@ def keep_live_taps(model: nn.Module, *, image_size: int) -> None:
 
     The state dict of the model keeps the standard shapes: see ``LiveConv2d``.
     """
-    for module, given, returned in _layers(model, image_size):
+    for module, input_shape, output_shape in _layers(model, image_size):
         if not isinstance(module, nn.Conv2d) or module.groups > 1:
             continue
-        kernel, height, padding = module.kernel_size[0], given[-1], int(module.padding[0])
-        has_one_position = returned[-1] == 1 and padding + height <= kernel
+        kernel, height, padding = module.kernel_size[0], input_shape[-1], int(module.padding[0])
+        has_one_position = output_shape[-1] == 1 and padding + height <= kernel
         if not has_one_position or kernel == height or module.kernel_size != (kernel, kernel):
             continue
         # Parameters, names and random numbers drawn stay the convolution's.

@@ -136,8 +136,8 @@ def _tensors(folder: Path) -> Iterator[tuple[str, "torch.Tensor"]]:
 
 
 def _is_plain(tensor: "torch.Tensor", *, most_bytes: int) -> bool:
-    """Whether a tensor can be copied, and into no more bytes than its file has: a repeated value
-    may be called a tensor of any size."""
+    """True if a tensor can be copied without taking more bytes than its file has: a tensor that
+    repeats one value can have any size."""
     import torch
 
     is_dense = tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_quantized)

@@ -84,7 +84,7 @@ class Setup:
     lora_bits: int = 16
     reduce_dtype: str = "fp32"
     efa: bool = False
-    """Whether hosts reach each other by EFA, with all network cards, and not only by TCP."""
+    """True if hosts communicate over EFA with all network cards; False: over TCP."""
 
     def __post_init__(self) -> None:
         if self.machine.gpu is None:
@@ -115,7 +115,7 @@ class Setup:
 
     @property
     def bytes_per_value(self) -> float:
-        """Of what a GPU computes with: bf16, or fp32."""
+        """Bytes of a value in a GPU's computations: 2 for bf16, 4 for fp32."""
         return 2.0 if self.machine.gpu and self.machine.gpu.has_bf16 else 4.0
 
     @property
@@ -260,7 +260,7 @@ def _logits(shape: ModelShape, setup: Setup) -> float:
 
 
 def keeps_whole(shape: ModelShape, setup: Setup) -> bool:
-    """Whether weights and gradients stay whole between the passes of a step."""
+    """True if weights and gradients stay unsharded between the passes of a step."""
     if 1 in (setup.num_workers, setup.num_microbatches):
         return False
     whole = setup.bytes_per_value * shape.parameters

@@ -131,14 +131,15 @@ class WithLoss(nn.Module):
     def _run(
         self, inputs: Tensor, positions: Tensor | None, *, with_logits: bool = False
     ) -> tuple[Tensor, Bend, Tensor]:
-        """What the output embedding is given, what becomes of its products, and the logits."""
+        """Input of the output embedding, the ``Bend`` that turns its products into logits, and the
+        logits."""
         head = self._head()
         own = head.forward
-        given: list[Tensor] = []
+        captured: list[Tensor] = []
         probe = _probe(head.weight)
 
         def noting(hidden: Tensor) -> Tensor:
-            given.append(hidden)
+            captured.append(hidden)
             if not with_logits:
                 return probe
             products = own(hidden)
@@ -153,7 +154,7 @@ class WithLoss(nn.Module):
             head.forward = own
         if self._bend is None:
             found = None
-            if len(given) == 1 and logits.shape[-1] == probe.shape[-1]:
+            if len(captured) == 1 and logits.shape[-1] == probe.shape[-1]:
                 found = _fit(probe.flatten(), logits[0, -1].float())
             if found is None:
                 raise InputError(
@@ -161,7 +162,7 @@ class WithLoss(nn.Module):
                     "here: choose another model"
                 )
             self._bend = found
-        hidden = given[0] if self.autocast is None else given[0].to(self.autocast)
+        hidden = captured[0] if self.autocast is None else captured[0].to(self.autocast)
         return hidden, self._bend, logits[:, :-1].float()
 
     def _arithmetic(self, device: torch.device) -> AbstractContextManager[object]:

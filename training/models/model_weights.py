@@ -89,7 +89,7 @@ def _unset(buffer: Tensor) -> float | int:
 
 
 def _is_unset(buffer: Tensor) -> bool:
-    """Whether a part of a buffer has been given no value."""
+    """True if any element of a buffer was never assigned a value."""
     if buffer.dtype == torch.bool:
         return False
     value = _unset(buffer)
@@ -271,7 +271,7 @@ def _left_over(model: nn.Module, unused: Mapping[str, str], *, folder: Path) -> 
 
 
 def _is_inside(name: str, parts: Mapping[str, nn.Module], inside: Container[int]) -> bool:
-    """Whether a weight would be one of a layer that the model has, or a layer within its blocks.
+    """True if a weight would belong to a layer of the model, or to a layer inside its blocks.
 
     Masks, which old versions saved, lie beside the layers of a block: ``attn.bias`` of GPT-J.
     """
@@ -287,8 +287,8 @@ def _is_inside(name: str, parts: Mapping[str, nn.Module], inside: Container[int]
 def _sources(
     model: nn.Module, files: Mapping[str, Path], stored: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """What each weight is made of: the name of one in a file, or a conversion with its parts; and
-    what is not used: the name that a weight would have -> its name in a file."""
+    """Source of each weight (a name in a file, or a conversion with its parts), and the unused
+    weights: the name that a weight would have -> its name in a file."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
         WeightConverter,
@@ -418,7 +418,7 @@ def for_files(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tens
 
 # --- shards ---------------------------------------------------------------------------------------
 def _base_name(name: str) -> str:
-    """What a weight was called before adapters were put beside it and before it was packed."""
+    """Original name of a weight, before adapters were added and before it was packed."""
     return nf4.unpacked_name(name).replace(".base_layer.", ".")
 
 

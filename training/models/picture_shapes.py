@@ -7,8 +7,7 @@ from typing import Final
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """What makes one EfficientNet of the family (arXiv 1905.11946; the figures are those of the
-    authors' published models)."""
+    """Dimensions of one EfficientNet (arXiv 1905.11946), as in the authors' published models."""
 
     width: float
     """Factor of the channels."""

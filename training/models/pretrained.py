@@ -33,7 +33,7 @@ _PINNED: Final = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[\w.-]+)?)@(.+)")
 
 
 def is_new(model: str) -> bool:
-    """Whether a model is to be made with random weights."""
+    """True if the model name asks for random weights."""
     return model.startswith(NEW)
 
 
@@ -230,7 +230,7 @@ def _from_hub(place: str, patterns: tuple[str, ...], *, what: str) -> Path:
 
 def _from_s3(uri: str, patterns: tuple[str, ...], *, what: str) -> Path:
     """The files of a folder in S3 that match, in the node's cache; none that are gone there."""
-    with storage.given(f"{what} {uri}"):
+    with storage.reading(f"{what} {uri}"):
         there = storage.sizes(uri)
     if not there:
         raise InputError(f"{what} {uri} does not exist, or may not be read")

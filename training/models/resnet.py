@@ -24,7 +24,7 @@ _BLOCKS_PER_STAGE: Final = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResNet18Config:
-    """What transformers has to know to build this network."""
+    """Configuration that transformers needs to build this network."""
 
     width: int = 64
     """Channels of the first stage; each of the others has twice as many as the one before."""
@@ -49,7 +49,7 @@ class ResNet18Config:
 
 
 class Output(NamedTuple):
-    """What a forward pass returns."""
+    """Output of a forward pass."""
 
     logits: torch.Tensor
     """``[batch, 10]``."""

@@ -20,7 +20,7 @@ _NUM_LABELS: Final = 10
 
 
 class SmallConfig:
-    """What ``config.json`` says of it; transformers does not know it."""
+    """Content of ``config.json`` for this network; transformers does not know the type."""
 
     def to_json_string(self) -> str:
         """Return the text of ``config.json``."""

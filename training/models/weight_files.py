@@ -22,7 +22,7 @@ LONGEST_NAME: Final = 200
 
 
 def has_safetensors(names: Iterable[str]) -> bool:
-    """Whether files of these names include weights that need no conversion."""
+    """True if the files include weights that need no conversion."""
     return bool({SAFETENSORS, SAFETENSORS_INDEX} & {*names})
 
 
@@ -44,10 +44,10 @@ def check_weights(names: Iterable[str], model: str) -> None:
 
 
 def indexed(index: Path) -> dict[str, str]:
-    """What an index of weights says: name of a weight -> name of the file that holds it.
+    """Mapping in an index of weights: name of a weight -> name of the file that holds it.
 
     Raises:
-        InputError: it is no index, names files elsewhere, or some of the files are not there.
+        InputError: it is not an index, names files elsewhere, or some of the files are missing.
     """
     try:
         places: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]

@@ -31,7 +31,7 @@ class Measure:
     name: str
     """Key of its values in evaluations and in ``result.json``: ``accuracy``."""
     label: str = ""
-    """What people read in its place; empty: the name in words."""
+    """Label shown to people; empty: the name in words."""
     form: str = "number"
     """How values are written: ``number``, or ``percent`` for a share from 0 to 1."""
     unit: str = ""
@@ -103,17 +103,17 @@ class Start:
     global_batch: int = 0
     """Images or sequences in the batch of all workers."""
     items: str = ""
-    """What rates count: ``images`` or ``tokens``, say."""
+    """Unit that rates count, such as ``images`` or ``tokens``."""
     items_per_step: int = 0
-    """Of them, over all workers."""
+    """Images or tokens per step, over all workers."""
     steps_per_epoch: int = 0
     """Steps in which all of the data is seen once; 0 where there are no epochs."""
     total_steps: int
     """The whole run's, those done before included."""
     parameters: int = 0
-    """Of the model as it is saved."""
+    """Number of parameters of the saved model."""
     trained_parameters: int = 0
-    """Of them, those that are trained."""
+    """Number of parameters that are trained."""
     device: str
     """Name of the GPU, or ``CPU``."""
     precision: str = ""
@@ -190,8 +190,8 @@ class RankTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What the run is judged by: the model on data that it is not trained on, or what a recipe
-    without a model has measured. A line of ``metrics.jsonl``."""
+    """Scores of a run: of the model on data that it is not trained on, or measured by a recipe
+    without a model. A line of ``metrics.jsonl``."""
 
     step: int
     """Steps done before; 0 before training."""
@@ -207,7 +207,7 @@ class Evaluation:
     rate: Rate | None = None
     """Items per second of all workers together; None before training."""
     place: str | None = None
-    """What was evaluated, for people, where that is not the model after ``step``: ``64 MB``."""
+    """Label of the evaluated item, such as ``64 MB``, if it is not the model after ``step``."""
     seconds: float | None = None
     """Spent training, over all attempts, evaluation included."""
     flops_per_s: float | None = None
@@ -233,7 +233,7 @@ class Sample:
     prompt: str
     """How a held-out document begins."""
     text: str
-    """What the model makes of it."""
+    """Continuation that the model generated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,7 +241,7 @@ class Loaded:
     """A resumed model, evaluated before it is trained again. A line of ``metrics.jsonl``."""
 
     step: int
-    """Of the checkpoint."""
+    """Step of the checkpoint."""
     loss: float
     """Mean per held-out token, in nats: that of the evaluation after this step."""
 
@@ -266,7 +266,7 @@ class Silent:
     seconds: float
     """How long nothing had been heard."""
     states: tuple[str, ...] = ()
-    """What each worker's process was doing, as Linux calls it: ``rank 1: T (stopped)``."""
+    """State of each worker's process in Linux's terms: ``rank 1: T (stopped)``."""
     stacks: str = ""
     """File in the run's folder with the stacks that could be read; empty where none was kept."""
     time: float
@@ -278,7 +278,8 @@ class Resume:
     """Training continues from a checkpoint. A line of ``metrics.jsonl``, which the record adds."""
 
     step: int
-    """Of the checkpoint; lines of later steps that stand before this one were trained again."""
+    """Step of the checkpoint. Lines above this one that have a later step belong to steps that were
+    trained again."""
     world_size: int
     """Number of workers from here on."""
 
@@ -345,7 +346,7 @@ class Warned:
     """Something that a person should know, and that does not end the run."""
 
     message: str
-    """What it is, in a sentence."""
+    """Warning, as a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -353,7 +354,7 @@ class Noted:
     """Something that a person may want to know about a run as it starts."""
 
     message: str
-    """What it is, in a phrase."""
+    """Note, as a phrase."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -369,7 +370,7 @@ class Failed:
     """The run cannot continue."""
 
     message: str
-    """What happened, and what to do about it."""
+    """Error, and how to fix it."""
     code: int = exits.BAD_INPUT
     """Exit code of the command."""
 
@@ -389,7 +390,7 @@ class Finished:
     evaluation: Evaluated | None = None
     """Content of ``evaluation.json``; None for a recipe that has no such details."""
     shortfall: str | None = None
-    """What the run had to reach and did not, in a sentence: it counts as failed then."""
+    """Goal that the run missed, as a sentence; the run then counts as failed."""
 
 
 Event = (

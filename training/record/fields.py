@@ -29,7 +29,7 @@ class Rate:
     """How much was trained per second, over all workers or by one. In JSON, ``images_per_s``."""
 
     items: str
-    """What is counted: ``images`` or ``tokens``."""
+    """Unit of the rate: ``images`` or ``tokens``."""
     per_s: float | None
     """Items per second; None while nothing has been measured."""
 
@@ -71,11 +71,11 @@ def from_json(kind: type[_T], values: Mapping[str, object]) -> _T:
         if "suffix" in field.metadata:
             names = values.get(field.name)
             # Taken out, whatever other field is called so.
-            given = {
+            raw = {
                 str(name): found.pop(f"{name}{field.metadata['suffix']}", None)
                 for name in (names if isinstance(names, list) else [])
             }
-            found[field.name] = {name: each for name, each in given.items() if is_number(each)}
+            found[field.name] = {name: each for name, each in raw.items() if is_number(each)}
     for field, hint in fields:
         if hint == Rate | None:
             found[field.name] = _rate(found)

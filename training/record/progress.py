@@ -50,7 +50,7 @@ class Progress:
     """About what the job has cost so far, in US dollars at the list prices of its order; None where
     that is not known."""
     warning: str = ""
-    """What is probably wrong with such a program."""
+    """Probable fault of a user's program."""
 
     def brief(self, *more: str) -> str:
         """``epoch 2/8, step 1,200/20,000, 2,540 tokens/s``, with ``more`` before the rate;

@@ -38,8 +38,8 @@ class Result:
     total_steps: int
     """The whole run's."""
     rate: Rate | None
-    """What was trained on per second, by all workers together: median over the evaluations; left
-    out for a recipe that trains on nothing."""
+    """Training throughput of all workers together: median over the evaluations; omitted for a
+    recipe that trains on nothing."""
     world_size: int
     """Number of workers at the end."""
     hosts: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Result:
     damaged_lines: int = 0
     """Lines of ``metrics.jsonl`` from earlier attempts that could not be read."""
     parameters: int
-    """Of the whole model; 0 without one."""
+    """Number of parameters of the complete model; 0 without a model."""
     flops_per_s: float | None
     """Floating-point operations per second that the model needs, of all workers together."""
     mfu: float | None
@@ -88,7 +88,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutText:
-    """What a language model made of the held-out text."""
+    """Scores of a language model on the held-out text."""
 
     loss: float
     """Mean per token, in nats."""
@@ -103,7 +103,7 @@ class Table:
     """Figures in rows, of any other recipe: a confusion matrix, the bandwidths of a network."""
 
     title: str
-    """What the rows show, as a heading."""
+    """Heading of the table."""
     heads: tuple[str, ...]
     """Headings of the columns, with units."""
     rows: tuple[tuple[float, ...], ...]

@@ -97,7 +97,7 @@ class RunRecord:
     """Content of ``environment.json``."""
     display: EventDisplay
     measures: Sequence[Measure] = ()
-    """Measures by which the recipe is judged."""
+    """Figures besides the loss by which the recipe's runs are judged."""
     report_to: Sequence[str] = ()
     """Names of trackers that show the curves, too."""
     job: str = ""
@@ -394,7 +394,7 @@ class RunRecord:
                 self._write_json(name, self._recorder.activity.to_json())
 
     def _read_activity(self) -> Activity:
-        """Activity recorded by lost heads of the same job."""
+        """Activity that lost heads of the same job recorded."""
         with contextlib.suppress(Exception):
             if self.job:
                 found = reader.read_json(self.run_uri, runs.job_activity(self.job))

@@ -32,11 +32,11 @@ class Workers(Protocol):
     """The processes of a run: one that looks at the data, then those that train."""
 
     start_text: str
-    """What the display shows while they start."""
+    """Text on the display while the workers start."""
     stop_grace_s: float
     """How long they have to save when they are asked to stop."""
     is_done: bool
-    """Whether what was begun last has ended."""
+    """True if the last phase that was started (``prepare`` or ``train``) has ended."""
     failure: str
     """Why it failed, for people; empty where it did not."""
     failure_code: int

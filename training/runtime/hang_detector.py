@@ -36,7 +36,7 @@ _PAUSES: Final = 3
 #: after the last step until the model is published, a run may be silent for so many times as long
 #: as otherwise: compilers and data that is read for the first time. The same for a save that writes
 #: nothing: S3 is asked again for a quarter of an hour.
-_PATIENCE: Final = 6
+_QUIET_FACTOR: Final = 6
 #: The same before the start: data is prepared, and a model of 140 GB comes at 100 MB/s, goes to the
 #: bucket and comes from there, partly in silence.
 _LOADING: Final = 24
@@ -124,7 +124,7 @@ class HangDetector:
             return _LOADING * self._least_s
         has_pace = self._has_stepped and self._per_step and self.step < self._total
         if self._is_evaluating or self._is_save_stuck or not has_pace:
-            return _PATIENCE * self._least_s
+            return _QUIET_FACTOR * self._least_s
         usual_s = statistics.median(self._per_step)
         return max(self._least_s, _STEPS * usual_s, _PAUSES * self._longest_s)
 

@@ -122,7 +122,7 @@ class LocalWorkers:
         self._context = _CONTEXT
         self._stores: Path | None = None
         self._logs: Path | None = None
-        """What the workers print, a file each; None where that is shown."""
+        """Folder with the workers' output, one file per worker; None if it is shown instead."""
 
     @property
     def logs(self) -> str:
@@ -345,11 +345,11 @@ def _train(
     try:
         recipes.by_name(config.recipe).train()(worker, config)
     except Exception as error:
-        told = faults.explained(error)
-        if not isinstance(told, InputError | storage.FullError):
+        reported = faults.explained(error)
+        if not isinstance(reported, InputError | storage.FullError):
             raise
         worker.saves.finish()
-        send([Failed(message=str(told), code=faults.exit_code(told))])
+        send([Failed(message=str(reported), code=faults.exit_code(reported))])
     else:
         worker.saves.finish()
     return _Done()

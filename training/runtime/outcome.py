@@ -63,9 +63,9 @@ def prepared(
     try:
         return recipes.by_name(config.recipe).prepare(config, report)
     except Exception as error:  # raised in the caller's process
-        told = faults.explained(error)
-        assert isinstance(told, InputError | UnreachableError)
-        return told.with_traceback(None)
+        reported = faults.explained(error)
+        assert isinstance(reported, InputError | UnreachableError)
+        return reported.with_traceback(None)
 
 
 def opened_record(

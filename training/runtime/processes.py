@@ -133,7 +133,7 @@ def _on_nodes(task: Any, processes: Sequence[Process]) -> list[tuple[list[Proces
     return [*zip(by_node.values(), answers, strict=True)]
 
 
-def on_nodes(task: Any, given: Mapping[str, tuple[Any, ...]], within_s: float) -> list[Any]:
+def on_nodes(task: Any, by_node: Mapping[str, tuple[Any, ...]], within_s: float) -> list[Any]:
     """Call a function on each node with its arguments; return the results in that order: None for a
     node that is lost, and ``_NO_ANSWER`` for one that takes longer than ``within_s``."""
     import ray
@@ -146,7 +146,7 @@ def on_nodes(task: Any, given: Mapping[str, tuple[Any, ...]], within_s: float) -
             max_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         ).remote(*arguments)
-        for node, arguments in given.items()
+        for node, arguments in by_node.items()
     ]
     ready, _ = ray.wait(asked, num_returns=len(asked), timeout=within_s)
     found: list[Any] = []
@@ -212,7 +212,7 @@ def _seen(process: Process, begin: int | None) -> ProcessState:
 
 
 def _written(file: str, begin: int) -> str:
-    """What faulthandler has added to its file, once nothing more comes."""
+    """Text that faulthandler appended to its file, read until the file stops growing."""
     deadline, text = time.monotonic() + _STACKS_S, b""
     while time.monotonic() < deadline:
         time.sleep(0.1)

@@ -89,7 +89,7 @@ class RayWorker:
 
 
 def ray_entry(arguments: Mapping[str, Any]) -> None:
-    """What Ray Train runs in each process: the recipe's loop with a ``RayWorker``.
+    """Entry point of each process of Ray Train: run the recipe's loop with a ``RayWorker``.
 
     A user's mistake is reported as an event and not raised: Ray would take it for a failure of
     the machine, retry, and print its traceback once per attempt.
@@ -112,10 +112,10 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
         recipes.by_name(config.recipe).train()(worker, config)
         worker.saves.finish()
     except Exception as error:  # the worker's boundary
-        told = faults.explained(error)
-        if isinstance(told, InputError | storage.FullError):
+        reported = faults.explained(error)
+        if isinstance(reported, InputError | storage.FullError):
             worker.saves.finish()
-            failed = Failed(message=str(told), code=faults.exit_code(told))
+            failed = Failed(message=str(reported), code=faults.exit_code(reported))
             ray.get(worker._events.put.remote([failed]))
         else:  # of a class that the command knows, and that can be sent
-            raise told from (None if told is error else error)
+            raise reported from (None if reported is error else error)

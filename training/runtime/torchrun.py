@@ -61,12 +61,12 @@ def run_torchrun(
         if worker.stop_requested():
             code = exits.INTERRUPTED
     except Exception as error:  # the worker's boundary
-        told = faults.explained(error)
-        code = faults.exit_code(told)
+        reported = faults.explained(error)
+        code = faults.exit_code(reported)
         if kept is not None:
-            kept.handle(Failed(message=str(told), code=code))
+            kept.handle(Failed(message=str(reported), code=code))
         # Of every rank: what stops one may be unknown to rank 0, which keeps the record.
-        print(f"error: {told}", file=sys.stderr)
+        print(f"error: {reported}", file=sys.stderr)
     finally:
         worker.close()
         if lease is not None:

@@ -233,8 +233,8 @@ def _host_faults() -> list[str]:
 
 
 def command_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a task takes over of the command's environment: a token for a model hub, say, but not
-    what Ray starts each process with, nor the token of the cluster."""
+    """Environment variables that a task inherits from the command: a token for a model hub, for
+    example, but neither those that Ray sets per process nor the cluster's token."""
     return {
         name: value
         for name, value in environment.items()
@@ -299,9 +299,9 @@ def _trainer(submission: Submission, events: Any) -> Any:
 
 
 def _job_hosts() -> dict[str, int] | None:
-    """What each worker node of the job that this runs in has; None outside a job.
+    """CPUs and GPUs of each worker node of this job; None outside a job.
 
-    They may not be there yet: Ray starts them when resources are requested.
+    The nodes may not exist yet: Ray starts them when resources are requested.
     """
     if nodes.ENV_JOB not in os.environ:
         return None

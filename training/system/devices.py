@@ -58,7 +58,8 @@ def born(pid: int) -> str:
 
 
 def has_compiler() -> bool:
-    """Whether there is the compiler that torch's own calls: of C for GPUs, else of C++."""
+    """True if the compiler that torch calls is installed: a C compiler for GPUs, else a C++
+    compiler."""
     has_gpu = Path("/dev/nvidiactl").exists()
     return any(map(shutil.which, ("cc", "gcc") if has_gpu else ("c++", "g++")))
 
@@ -76,7 +77,7 @@ def check_compiler(option: str) -> None:
 
 
 def output(*command: str) -> str:
-    """What a command prints; nothing when there is no such command or it fails."""
+    """Output of a command; "" if it does not exist or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

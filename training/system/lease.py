@@ -42,14 +42,14 @@ class Holder:
     job: str = ""
     """Id of its job; empty without one."""
     machine: str = ""
-    """Of the processes that ``pid`` is one of: a machine since it started, or a container."""
+    """Id of the machine (since its boot) or container in which ``pid`` is unique."""
     host: str = ""
     """The machine's name, for people."""
     pid: int = 0
     born: str = ""
     """When the process began, in the machine's own count; empty where that is not known."""
     released: bool = False
-    """Whether it has ended, and said so."""
+    """True if the process has ended and released the lease itself."""
 
     @classmethod
     def here(cls) -> Self:
@@ -65,7 +65,8 @@ class Holder:
 
     @classmethod
     def from_json(cls, content: bytes | None) -> Self:
-        """What ``as_json`` wrote; what cannot be read is left out, so such a lease is soon over."""
+        """Read the output of ``as_json``. Unreadable fields are dropped, so that such a lease
+        expires soon."""
         values: Mapping[str, Any] = loads_if_any(content) or {}
         kinds: Mapping[str, type] = {"pid": int, "released": bool}
         known = {
@@ -79,7 +80,8 @@ class Holder:
         return json.dumps(asdict(self), indent=1).encode()
 
     def is_gone(self, own: "Holder") -> bool:
-        """Whether it cannot write any more, as far as can be told at once."""
+        """True if it certainly cannot write any more: it has released the lease, belongs to our own
+        job, or is a process of this machine that is our own or has ended."""
         if self.released or (self.job and self.job == own.job):
             return True
         if not self.machine or self.machine != own.machine:
@@ -133,7 +135,7 @@ class Lease:
 
     @property
     def lost(self) -> str:
-        """What has become of it, in a sentence; empty while this process holds it."""
+        """Sentence that says how the lease was lost; "" while this process holds it."""
         return self._lost
 
     def keep(self, every_s: float = LEASE_RENEW_S) -> None:
@@ -256,7 +258,7 @@ def _refusal(uri: str, other: Holder, age_s: float) -> str:
 
 
 def _had(uri: str, newest: int, job: str) -> bool:
-    """Whether a job held one of the leases before the newest one."""
+    """True if a job held an earlier lease than the newest."""
     return bool(job) and any(_read(uri, number).job == job for number in range(1, newest))
 
 
@@ -269,7 +271,7 @@ def _read(uri: str, number: int) -> Holder:
 
 
 def _machine() -> str:
-    """What process numbers are unique within: empty where that is not known."""
+    """Id of the boot and PID namespace in which process numbers are unique; "" if unknown."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

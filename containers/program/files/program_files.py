@@ -15,8 +15,8 @@ restore finds what a power cut at T would have left on all of them. The node loo
 T and ``times.FILES_QUIET_S`` later, and sends what is as it was at T. A file that is not keeps the
 round from being one, because it may be half of a checkpoint, as a folder does in which files came
 or went just when the node looked. From the next round on, such a file is read at T itself. After
-``_PATIENCE`` rounds in a row, a file that never rests is an exception: it is saved as it is when it
-is read at T; one above ``_LOG`` bytes stays as it was saved last.
+``_MAX_ROUNDS`` rounds in a row, a file that never rests is an exception: it is saved as it is when
+it is read at T; one above ``_LOG`` bytes stays as it was saved last.
 
 **A start**: ``begin`` chooses the newest round that all nodes of the start before have, and each
 node restores it: its own files, and those of the other nodes where it has none, or has not written
@@ -79,7 +79,7 @@ from contract.text import byte_size, counted, listed
 from store.bucket import Bucket
 
 #: Rounds in a row that a file may keep from being complete before it counts as never at rest.
-_PATIENCE: Final = 3
+_MAX_ROUNDS: Final = 3
 #: The largest file that is read at T, while others wait.
 _LOG: Final = 64 * 2**20
 #: So many files of an upload, the largest, are open from its beginning. A process may have 1,024.
@@ -161,8 +161,12 @@ class Mirror:
         # that slow and fast nodes save the same rounds.
         self._stride = 1
         self._code: dict[str, str] | None = None  # name -> SHA-256, or target of a link
-        self._given: dict[str, FileState] = {}  # of the code or of other nodes, as given
-        self._known: dict[str, tuple[FileState, SavedFile]] = {}  # how it lay here, its entry
+        self._received: dict[
+            str, FileState
+        ] = {}  # files of the code or of other nodes, as they were given
+        self._known: dict[
+            str, tuple[FileState, SavedFile]
+        ] = {}  # how a file lay here, and its entry
         self._waits: dict[str, int] = {}  # what was late once -> rounds in a row that it is
         self._objects: dict[str, str] = {}  # SHA-256 -> key of what the bucket has
         self._written: set[str] = set()  # keys of this start
@@ -232,11 +236,11 @@ class Mirror:
         found = {file.name: self._disk.finish(file) for file in saved}
 
         # Later rounds know what lies here by now, and what of it is this node's.
-        self._given = {name: look.files[name] for name in self._code} | found
+        self._received = {name: look.files[name] for name in self._code} | found
         for name, seen in found.items():
             node, file = wanted[name]
             if node in mine:
-                del self._given[name]
+                del self._received[name]
                 self._known[name] = (seen, file)
         self._objects = {sha256_of(key): key for key in self._pieces}
         return len(found)
@@ -352,9 +356,9 @@ class Mirror:
                 num = self._waits.get(name, 0 if "" in self._waits else None)
                 if num is None or seen.size > _LOG:
                     continue
-                if num >= _PATIENCE:
+                if num >= _MAX_ROUNDS:
                     as_they_are.add(name)
-                if num >= _PATIENCE or seen.changed_ns <= moment.at_ns:
+                if num >= _MAX_ROUNDS or seen.changed_ns <= moment.at_ns:
                     due[name] = seen
             trouble = self._upload(due, as_they_are=as_they_are) if self._is_on else None
             return replace(moment, trouble=trouble)
@@ -366,7 +370,7 @@ class Mirror:
         own = {
             name: seen
             for name, seen in look.files.items()
-            if self._given.get(name) != seen and not files.matches(name, self._skip)
+            if self._received.get(name) != seen and not files.matches(name, self._skip)
         }
         changed = {
             name: seen.changed_ns
@@ -528,7 +532,7 @@ class Mirror:
         def wait_for(name: str, key: str) -> bool:
             """Count a round that lacks a file as it was; true if it is none for that reason."""
             waits[key] = self._waits.get(key, 0) + 1
-            if is_late := waits[key] <= _PATIENCE or moment.is_final:
+            if is_late := waits[key] <= _MAX_ROUNDS or moment.is_final:
                 late.add(name)
             return is_late
 
@@ -537,7 +541,7 @@ class Mirror:
                 wait_for(folder, "")
         for name, then in sorted(moment.own.items()):
             if self._has(name, then):
-                if name not in rests and self._waits.get(name, 0) >= _PATIENCE:
+                if name not in rests and self._waits.get(name, 0) >= _MAX_ROUNDS:
                     waits[name] = self._waits[name]  # saved as it is, and still without rest
             # Files of changing names may come and go all the time.
             elif wait_for(name, name if name in now.files else ""):

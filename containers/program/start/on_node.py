@@ -125,7 +125,7 @@ class Ended:
     """Its exit code; 128 + N where signal N ended it."""
     at: float
     """Unix time."""
-    was_told: bool
+    was_stopped: bool
     """It was told to end: another node failed, or this one must go."""
     was_replaced: bool = False
     """Another job has taken over the files of this node."""
@@ -236,9 +236,9 @@ class Launcher:
     far it is.
     """
 
-    def __init__(self, told: LaunchSpec, *, folder: str = "") -> None:
+    def __init__(self, spec: LaunchSpec, *, folder: str = "") -> None:
         """``folder``: below which the program works; by default one of this node."""
-        self._told = told
+        self._spec = spec
         self._base = Path(folder or Path(tempfile.gettempdir()) / "train")
         self._work, self._output = self._base / WORK, self._base / OUTPUT
         self._home = self._base / HOME
@@ -259,7 +259,7 @@ class Launcher:
         self._program: ProgramProcess | None = None
         self._ended: Ended | None = None
         self._lost: tuple[str, ...] | None = None
-        self._is_told = False
+        self._is_ending = False
         self._kill_at = self._save_s = math.inf
         self._signs, self._sampled_at, self._lines = watch.Signs(), -math.inf, watch.NewLines()
         self._peers = joined.Peers()
@@ -338,9 +338,9 @@ class Launcher:
                 if self._mirror is not None and save_s < math.inf:
                     self._mirror.hurry(save_s)
                 return
-            if not self._is_told and self._program is not None:
+            if not self._is_ending and self._program is not None:
                 self._program.terminate()
-            self._is_told = True
+            self._is_ending = True
             self._kill_at = min(self._kill_at, time.monotonic() + within_s)
 
     @property
@@ -364,19 +364,19 @@ class Launcher:
             self._prepare(place)
             program = self._begin(place)
             program.wait(lambda: self._kill_at)
-            at, was_told = time.time(), self._is_told
-            if not was_told:
+            at, was_stopped = time.time(), self._is_ending
+            if not was_stopped:
                 failed = hidden(self._errors, program.outlived(), place.number)
             # Processes that outlive a program which has ended by itself are not waited for.
-            code = program.end(lambda: self._kill_at if was_told else 0.0)
+            code = program.end(lambda: self._kill_at if was_stopped else 0.0)
         except PreparationStopped:
-            was_told = True
+            was_stopped = True
         except Exception as error:  # the head waits for a result, whatever has failed here
-            trouble, code, was_told = error, exits.FAILED, False
+            trouble, code, was_stopped = error, exits.FAILED, False
         ended = Ended(
             code=code,
             at=at,
-            was_told=was_told,
+            was_stopped=was_stopped,
             was_replaced=self._was_replaced,
             errors=errors_in(self._errors, place.number),
             hidden=tuple(failed),
@@ -395,7 +395,7 @@ class Launcher:
         if self._mirror is None:
             return ()
         # Over before the job's deadline.
-        left = self._told.deadline - times.FILES_SAVE_S - time.time()
+        left = self._spec.deadline - times.FILES_SAVE_S - time.time()
         left = min(max(left, times.FILES_SAVE_S), self._save_s)
         try:
             self._mirror.save(None if left == math.inf else left)
@@ -416,18 +416,18 @@ class Launcher:
             self._base.rename(Path(gone, "gone"))
         for folder in (self._work, self._output, self._home, self._errors, self._watched):
             folder.mkdir(parents=True)
-        if self._told.order.code:
+        if self._spec.order.code:
             code.unpack(code.ARCHIVE, self._work)
         if place.files:
             self._mirror = open_mirror(
                 {WORK: self._work, OUTPUT: self._output, HOME: self._home},
-                f"{self._told.storage}/{runs.output_prefix(self._told.order.run)}",
+                f"{self._spec.storage}/{runs.output_prefix(self._spec.order.run)}",
                 node=place.number,
-                keep=self._told.order.keep_files,
-                skip=self._told.order.skip_files,
+                keep=self._spec.order.keep_files,
+                skip=self._spec.order.skip_files,
                 say=self._log.write,
             )
-            self._mirror.restore(place.files, should_stop=lambda: self._is_told)
+            self._mirror.restore(place.files, should_stop=lambda: self._is_ending)
             self._mirror.start()
 
     def _begin(self, place: NodePlace) -> ProgramProcess:
@@ -443,7 +443,7 @@ class Launcher:
         config = hugging_face / "accelerate" / "default_config.yaml"
         config.parent.mkdir(parents=True, exist_ok=True)
         config.write_text(accelerate_config(place), encoding="utf-8")
-        own, variables = base_environment(os.environ), self._told.variables
+        own, variables = base_environment(os.environ), self._spec.variables
         # A sitecustomize of the user's comes after ours, which runs it.
         paths = (
             str(code.STARTUP),
@@ -456,7 +456,7 @@ class Launcher:
             **launcher_environment(place),
             "HOME": str(self._home),
             "HF_HOME": str(hugging_face),
-            ENV_RUN: self._told.order.run,
+            ENV_RUN: self._spec.order.run,
             ENV_OUTPUT: str(self._output),
             ENV_ERRORS: str(self._errors),
             "BASH_ENV": str(BASH_ENV),
@@ -467,9 +467,9 @@ class Launcher:
         }
         note = self._base.with_name(f"{self._base.name}-shell.json")
         shell.note(self._work, environment, place=note)
-        words = self._told.order.command
+        words = self._spec.order.command
         with self._lock:
-            if self._is_told:
+            if self._is_ending:
                 raise PreparationStopped
             try:
                 self._program = ProgramProcess(
@@ -529,7 +529,7 @@ def prepare_head(
         folder.mkdir(exist_ok=True)
     # Same path on every node, for the command and for what Ray starts for it.
     paths = [str(code.STARTUP), variables.get("PYTHONPATH", "")]
-    given = {
+    common = {
         **variables,
         ENV_RUN: spec.run,
         ENV_RAY_STORAGE: f"{storage}/{runs.ray_prefix(spec.run)}".rstrip("/"),
@@ -539,8 +539,8 @@ def prepare_head(
     shutil.copytree(work, place / "code", symlinks=True)
     own = {
         "PYTHONUNBUFFERED": LINES,
-        **given,
-        **code.for_ray(given, place / "code"),
+        **common,
+        **code.for_ray(common, place / "code"),
         # A program may name a runtime environment of its own; without this, Ray refuses both.
         "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
         # Every few seconds, a line for each trial that waits its turn would call it impossible.

@@ -136,7 +136,7 @@ class ProgramProcess:
             OSError: there is no such program.
         """
         self._mark = uuid.uuid4().hex
-        self._told: set[int] = set()
+        self._terminated: set[int] = set()
         self._adopts = adopts
         if adopts:
             machine.adopt_orphans()
@@ -239,8 +239,8 @@ class ProgramProcess:
         Only for those whose parent is gone: a torchrun, say, ends its own processes.
         """
         left = self.left()
-        for pid in _roots(left) - self._told:
-            self._told.add(pid)
+        for pid in _roots(left) - self._terminated:
+            self._terminated.add(pid)
             _signal(pid, signal.SIGTERM)
         return bool(left)
 

@@ -79,14 +79,14 @@ def _change_init(module: Any) -> None:
     init = module.init
 
     @functools.wraps(init)
-    def new(address: str | None = None, **given: Any) -> Any:
-        left_out = [name for name in _OF_CLUSTER if given.get(name) is not None]
+    def new(address: str | None = None, **options: Any) -> Any:
+        left_out = [name for name in _OF_CLUSTER if options.get(name) is not None]
         if left_out and address is None and os.environ.get("RAY_ADDRESS"):
             for name in left_out:
-                del given[name]
+                del options[name]
             text = f"{', '.join(left_out)} of ray.init is left out: the job's nodes have their own"
             print(f"[ray] {text}", file=sys.stderr, flush=True)
-        return init(address, **given)
+        return init(address, **options)
 
     module.init = new
 

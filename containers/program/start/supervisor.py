@@ -117,7 +117,7 @@ def after(ends: Sequence[Ended | None], *, is_lost: bool, can_grow: bool) -> Nex
 
 def first_failure(ends: Iterable[Ended | None]) -> Ended | None:
     """The end that failed first, of programs that no SIGTERM of ours has ended."""
-    failed = [ended for ended in ends if ended and ended.code and not ended.was_told]
+    failed = [ended for ended in ends if ended and ended.code and not ended.was_stopped]
     return min(failed, key=lambda ended: ended.at, default=None)
 
 
@@ -155,7 +155,7 @@ class Seat:
     @property
     def is_done(self) -> bool:
         """The program has ended here as it should: it needs the node no more."""
-        return self.ended is not None and not self.ended.code and not self.ended.was_told
+        return self.ended is not None and not self.ended.code and not self.ended.was_stopped
 
     @property
     def is_over(self) -> bool:
@@ -550,8 +550,8 @@ class NodeGroup:
         records = {} if reached is None else {runs.PROGRESS_FILE: reached.to_json()}
         if self._recorder:
             records[runs.job_activity(self._job)] = self._recorder.activity.to_json()
-        given = (self._spec.storage, self._order.run, records)
-        self._writing = threading.Thread(target=write_records, args=given, daemon=True)
+        arguments = (self._spec.storage, self._order.run, records)
+        self._writing = threading.Thread(target=write_records, args=arguments, daemon=True)
         self._writing.start()
         return self._writing
 

@@ -241,7 +241,7 @@ def _name(pid: int, rank: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What a process of a silent program was doing."""
+    """State of one process of a program that shows no progress."""
 
     name: str
     """Such as ``rank 3 on node 1``."""

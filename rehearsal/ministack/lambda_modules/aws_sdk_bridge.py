@@ -27,7 +27,7 @@ NAMES = {
 
 
 def as_json(value: Any) -> dict[str, str]:
-    """What JSON has no type for; ``aws_sdk.js`` turns it back."""
+    """Encode a value of a type that JSON lacks; ``aws_sdk.js`` decodes it."""
     if isinstance(value, datetime.datetime):
         return {"$date": value.isoformat()}
     if isinstance(value, StreamingBody):

@@ -46,10 +46,10 @@ GROUPS |= {pool_hosts(STACK, each): pool_provider(STACK, each) for each in PLACE
 
 
 # --- tasks ----------------------------------------------------------------------------------------
-def each_of(service: str, call: str, key: str, **given: Any) -> Iterator[Any]:
-    """Items of all pages of a list."""
+def each_of(service: str, call: str, key: str, **arguments: Any) -> Iterator[Any]:
+    """Items under ``key`` on all pages of a paginated call."""
     client: Any = boto3.client(service)  # type: ignore[call-overload]
-    for page in client.get_paginator(call).paginate(**given):
+    for page in client.get_paginator(call).paginate(**arguments):
         yield from page[key]
 
 

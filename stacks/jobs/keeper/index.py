@@ -54,11 +54,11 @@ from contract.job_outcome import (
     at_hold,
     deadline_of,
     ending_of,
+    env_override,
     head_of,
     is_in_vain,
     job_of,
     text_of,
-    told,
     verdict,
 )
 from contract.nodes import ENV_JOB_SPEC, Range, pool_provider
@@ -96,13 +96,13 @@ LIMITS = Limits(
 #: Families of the deployment's tasks.
 FAMILIES = os.environ.get("FAMILIES", "").split()
 #: Ends of which the head tells more, and the first words of what it says.
-_TOLD_BY_HEAD = {
+_FIRST_WORDS = {
     JobStatus.FILES_LOST: "files lost",
     JobStatus.FAILED: "failed",
     JobStatus.SUCCEEDED: "succeeded",
 }
 #: Exit codes that say it all, or of a head that could say nothing.
-_NOT_TOLD = (None, exits.ASKS_TOO_MUCH, exits.KILLED)
+_UNEXPLAINED = (None, exits.ASKS_TOO_MUCH, exits.KILLED)
 
 
 # --- AWS ------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def life_of(task: "TaskTypeDef") -> Life:
     If there is none, or S3 does not answer, one without faults: the head may be of an earlier
     version, and what is not known ends no task.
     """
-    life, spec = Life(at=time.time(), is_complete=False), spec_of(told(task, ENV_JOB_SPEC))
+    life, spec = Life(at=time.time(), is_complete=False), spec_of(env_override(task, ENV_JOB_SPEC))
     if not (spec and "startedAt" in task):
         return life
     try:
@@ -360,11 +360,11 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
         time.sleep(times.CONSISTENT_S)
     # An execution that began before an update of the stack does not send all of this.
     asked = event.get("Asked", event["Began"])
-    patience = asked + (spec.capacity_wait_s if spec else 0)
+    capacity_deadline = asked + (spec.capacity_wait_s if spec else 0)
     judge = functools.partial(
         verdict,
         deadline=event["Deadline"],
-        patience=patience,
+        capacity_deadline=capacity_deadline,
         attempt=event["Attempt"],
         in_a_row=event.get("InARow", event["Attempt"]),
     )
@@ -379,7 +379,7 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             outcome = judge(task, "")
         if spec:
             outcome = explained(job, spec, outcome, asked)
-            pools, outcome = moved(task, outcome, spec, patience=patience)
+            pools, outcome = moved(task, outcome, spec, capacity_deadline=capacity_deadline)
         if not outcome.again:
             outcome = replace(
                 outcome, began=event["Began"], ended=time.time(), deadline=event["Deadline"]
@@ -405,8 +405,8 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
 
 def explained(job: str, spec: JobSpec, outcome: Outcome, asked: float) -> Outcome:
     """An outcome with the reason of the head, or of AWS since the head was asked for."""
-    begins = _TOLD_BY_HEAD.get(outcome.status)
-    if begins and outcome.exit_code not in _NOT_TOLD:
+    begins = _FIRST_WORDS.get(outcome.status)
+    if begins and outcome.exit_code not in _UNEXPLAINED:
         # Any job can write them.
         said = object_of(runs.job_reason(spec.run, job))[:1000]
         reason = "".join(each if each.isprintable() else "?" for each in said)
@@ -432,13 +432,14 @@ def provider_of(spec: JobSpec | None) -> str:
 
 
 def moved(
-    task: Mapping[str, Any], outcome: Outcome, spec: JobSpec, *, patience: float
+    task: Mapping[str, Any], outcome: Outcome, spec: JobSpec, *, capacity_deadline: float
 ) -> tuple[tuple[str, ...], Outcome]:
     """The pools of a job in the order in which they are tried from now on, and how its attempt has
     ended: where the first had no hosts for its workers, the next is tried.
 
     Args:
-        patience: Unix time until which it waits for hosts. After a loss it waits as long again.
+        capacity_deadline: Unix time until which it waits for hosts; after a loss it waits as
+            long again.
     """
     lacks_hosts = len(spec.pools) > 1 and outcome.status is JobStatus.NO_CAPACITY
     if not (lacks_hosts and "StartedAt" in task):  # a head that had no host is in no pool
@@ -446,7 +447,7 @@ def moved(
     ran_s = task.get("StoppedAt", time.time() * 1000) / 1000 - task["StartedAt"] / 1000
     waits_s = spec.capacity_wait_s if outcome.exit_code == exits.NO_CAPACITY else 0
     has_lost = ran_s > waits_s + times.HOST_JOINS_S  # it has had them
-    if not has_lost and time.time() >= patience:
+    if not has_lost and time.time() >= capacity_deadline:
         return spec.pools, outcome
     pools = (*spec.pools[1:], spec.pools[0])
     reason = f"{outcome.reason} (pool {spec.pools[0]}); pool {pools[0]} is next"
@@ -613,7 +614,7 @@ def reason_to_stop(
     if now > deadline_of(task, default=now) + times.SWEEP_GRACE_S:
         return stop_reason(JobStatus.DEADLINE, f"job {job}: its deadline is over")
     # A head waits for its workers' hosts, too.
-    spec = spec_of(told(task, ENV_JOB_SPEC))
+    spec = spec_of(env_override(task, ENV_JOB_SPEC))
     why = lack_of_hosts(task, spec, tasks) if spec else ""
     return stop_reason(JobStatus.NO_CAPACITY, f"no capacity: {why}") if why else ""
 
@@ -663,7 +664,7 @@ def is_held_too_long(job: str, tasks: "list[TaskTypeDef]") -> bool:
     heads = {
         each["createdAt"].timestamp(): order
         for each in tasks
-        if job_of(each) == job and (order := told(each, ENV_JOB_SPEC))
+        if job_of(each) == job and (order := env_override(each, ENV_JOB_SPEC))
     }
     if not heads:
         return False

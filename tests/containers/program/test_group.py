@@ -578,7 +578,7 @@ def test_a_stop_does_not_wait_for_files_that_are_restored(
 
     def restore(actor: Actor, _place: NodePlace) -> None:
         restoring.set()
-        wait_until(lambda: actor.launcher._is_told)
+        wait_until(lambda: actor.launcher._is_ending)
         raise PreparationStopped
 
     add(ray, "a", "b")
@@ -666,9 +666,9 @@ def test_files_that_cannot_be_restored_end_the_job_before_its_start(
 
 
 # --- decisions ------------------------------------------------------------------------------------
-OK = Ended(code=0, at=1.0, was_told=False)
-FAILED = Ended(code=3, at=1.0, was_told=False)
-TOLD = Ended(code=143, at=0.5, was_told=True)
+OK = Ended(code=0, at=1.0, was_stopped=False)
+FAILED = Ended(code=3, at=1.0, was_stopped=False)
+TOLD = Ended(code=143, at=0.5, was_stopped=True)
 
 
 @pytest.mark.parametrize(

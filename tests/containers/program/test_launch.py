@@ -207,7 +207,7 @@ def folder(tmp_path: Path, notice: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 )
 def test_the_exit_code_is_the_programs(folder: Path, script: str, code: int) -> None:
     ended = Here(folder, script).run()
-    assert (ended.code, ended.was_told) == (code, False)
+    assert (ended.code, ended.was_stopped) == (code, False)
     assert abs(ended.at - time.time()) < 10
 
 
@@ -265,7 +265,7 @@ def test_a_line_is_in_the_log_at_once(
     here.start()
     assert eventually("line", lambda: capfd.readouterr().out) == f"{node_label(1)} first\n"
     here.launcher.stop(0)
-    assert here.wait().was_told
+    assert here.wait().was_stopped
 
 
 BUFFERS = "import sys; print(sys.stdout.line_buffering, sys.stdout.write_through)"
@@ -308,7 +308,7 @@ def test_a_program_that_ignores_sigterm_is_killed_with_all_that_it_started(folde
     began = time.monotonic()
     here.launcher.stop(0.5)
     ended = here.wait()
-    assert (ended.code, ended.was_told) == (exits.KILLED, True)
+    assert (ended.code, ended.was_stopped) == (exits.KILLED, True)
     assert 0.4 < time.monotonic() - began < 10
     assert not is_running(int(here.wrote("child")))
 
@@ -326,7 +326,7 @@ def test_what_a_shell_has_started_gets_sigterm_too_and_time_to_end(folder: Path)
     here.wait_for("up")
     began = time.monotonic()
     here.launcher.stop(30)
-    assert here.wait().was_told
+    assert here.wait().was_stopped
     here.wait_for("saved")
     assert time.monotonic() - began < 20
 
@@ -356,7 +356,7 @@ def test_a_process_that_cannot_be_known_by_its_environment_counts_and_is_killed(
     assert pid not in machine.marked(ENV_RUN, "r1")
     assert pid in here.program.left()
     here.launcher.stop(0.5)
-    assert here.wait().was_told
+    assert here.wait().was_stopped
     assert not is_running(pid)
 
 
@@ -460,7 +460,7 @@ def test_a_second_start_ends_the_first_one(folder: Path) -> None:
     assert not is_running(first)
     here.wait_for("pids")
     here.launcher.stop(20)
-    assert here.wait().was_told
+    assert here.wait().was_stopped
 
 
 class SavedFor(Mirror):
@@ -503,7 +503,7 @@ def test_a_program_whose_files_another_job_has_taken_over_ends(
     assert here.launcher._mirror
     here.launcher._mirror.round(here.launcher._mirror.look())
     ended = here.wait()
-    assert (ended.code, ended.was_told, ended.was_replaced) == (143, True, True)
+    assert (ended.code, ended.was_stopped, ended.was_replaced) == (143, True, True)
 
 
 def test_leftovers_of_an_earlier_start_are_not_taken_for_code(
@@ -534,5 +534,5 @@ def test_a_notice_reaches_the_program_as_sigterm_with_the_time_left(
     at = time.time() + 60
     notice.write_text(str(at))
     assert here.launcher.status().leaves_at == at
-    assert here.wait().was_told
+    assert here.wait().was_stopped
     assert float(here.wrote("told")) == at

@@ -28,7 +28,7 @@ def fetched(source: str) -> Path:
     if not storage.is_s3(source):
         return Path(source)
     root = source.rstrip("/")
-    with storage.given(root):
+    with storage.reading(root):
         found = storage.find(root)
     # Names begin with the last part of the address, because the source may be a single archive.
     above, _, last = root.rpartition("/")

@@ -43,9 +43,9 @@ class Entry:
     name: str
     """``<class>/<file>``, the same in all forms of a set."""
     file: str
-    """Of the set, relative to its folder: a shard, or the picture's own."""
+    """Path of a file, relative to the set's folder: a shard, or the picture's own file."""
     offset: int = 0
-    """Of its first byte in ``file``."""
+    """Offset of its first byte in ``file``."""
     size: int = -1
     """Bytes; -1: all of the file."""
     height: int = 0
@@ -91,7 +91,7 @@ class StoredFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Index:
-    """What a prepared set is: ``index.json``."""
+    """Description of a prepared set: ``index.json``."""
 
     form: str
     """``tree``, ``shards`` or ``packed``."""
@@ -100,13 +100,13 @@ class Index:
     counts: Mapping[str, int]
     """Split -> number of its pictures."""
     fingerprint: str
-    """Of the names and labels: see ``fingerprint``."""
+    """Hash of the names and labels, by the function ``fingerprint``."""
     files: Mapping[str, StoredFile]
     """All files of the set but this one; none of a tree."""
     size: int = 0
-    """Of packed pictures: most pixels of the shorter side; 0: as they came."""
+    """Maximum length of the shorter side of packed pictures, in pixels; 0: original size."""
     encoding: str = JPEG
-    """Of packed pictures."""
+    """Encoding of packed pictures."""
     damaged: tuple[str, ...] = ()
     """``<split>/<class>/<file>: why``, of what was left out."""
     made_by: str = ""
@@ -115,7 +115,7 @@ class Index:
 
     @property
     def num_pictures(self) -> int:
-        """Of all splits."""
+        """Number of pictures in all splits together."""
         return sum(self.counts.values())
 
     def to_json(self) -> str:
@@ -166,6 +166,6 @@ def table(split: str) -> str:
 
 
 def is_picture(name: str) -> bool:
-    """Whether a file of a tree counts as a picture; hidden ones do not."""
+    """True if a file of a tree counts as a picture; hidden files do not."""
     last = name.rsplit("/", 1)[-1]
     return last.lower().endswith(PICTURES) and not last.startswith(".")

@@ -54,9 +54,9 @@ class FoundPicture(NamedTuple):
 
     class_name: str
     name: str
-    """Path of the file below its class folder."""
+    """Path of the picture, relative to its class folder."""
     path: str
-    """Path of the file that holds it: itself or an archive."""
+    """Path of the file with the picture's bytes: the picture itself or an archive."""
     offset: int
     size: int
 
@@ -67,7 +67,7 @@ class Item(NamedTuple):
     parts: tuple[str, ...]
     """Parts of its path; the last one is empty for an empty folder."""
     path: str
-    """Path of the file that holds it."""
+    """Path of the file with the item's bytes: the item itself or an archive."""
     offset: int = 0
     size: int = -1
 
@@ -78,9 +78,9 @@ class _Files(NamedTuple):
     pictures: dict[str, list[Item]]
     """Pictures by split; "" for none."""
     lists: list[Item]
-    """Lists of the classes of validation pictures."""
+    """Files that list the classes of the validation pictures."""
     annotations: dict[str, Item]
-    """Annotations of validation pictures, by their names without a suffix."""
+    """Annotations of validation pictures, by the pictures' names without suffix."""
     kit: dict[str, Item]
     """Files of ImageNet's development kit, by name."""
     others: list[Item]

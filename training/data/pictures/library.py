@@ -72,7 +72,7 @@ class PictureSet:
     train: Split
     val: Split
     notes: tuple[str, ...] = ()
-    """Of a tree: what was held out, and what is not used."""
+    """Notes on a tree: which pictures were held out, and which files are unused."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class PictureSet:
 
     @property
     def fingerprint(self) -> str:
-        """Of names and labels; the same in each form of a set."""
+        """Hash of names and labels; the same in each form of a set."""
         return self.index.fingerprint
 
 
@@ -98,7 +98,7 @@ def open_set(source: str) -> PictureSet:
             f"--data {source} is no folder: give one with a folder of pictures for each class, or "
             "the s3:// address of one"
         )
-    with storage.given(root):
+    with storage.reading(root):
         content = storage.read_bytes(storage.join(root, INDEX_FILE))
         if content is None:
             return _tree(root)

@@ -55,13 +55,14 @@ _QUALITY: Final = 92
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wish:
-    """What is to be made."""
+    """Form, size and encoding of the set to prepare."""
 
     form: str = PACKED
     size: int = DEFAULT_SIZE
-    """Of packed pictures: the shorter side of each is shrunk to so many pixels."""
+    """Maximum length of the shorter side of packed pictures, in pixels; larger ones are shrunk to
+    it."""
     encoding: str = JPEG
-    """Of packed pictures. Raw pixels need no decoding and eight times the space."""
+    """Encoding of packed pictures. Raw pixels need no decoding and eight times the space."""
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
@@ -81,10 +82,10 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What one process does at a time."""
+    """Task of one process: write one shard."""
 
     name: str
-    """Of the shard without its suffix, such as ``train-00003``."""
+    """Name of the shard without its suffix, such as ``train-00003``."""
     split: str
     wish: Wish
     pictures: tuple[tuple[int, FoundPicture], ...]
@@ -332,7 +333,8 @@ def _pictures(work: Work, damaged: list[str]) -> Iterator[tuple[Entry, bytes]]:
 
 
 def _header(name: str, size: int) -> bytes:
-    """Of a member of a tar archive, without owner and time, so that it is always the same."""
+    """Header of a member of a tar archive. It has neither owner nor time, so that equal members
+    have equal headers."""
     member = tarfile.TarInfo(name)
     member.size = size
     return member.tobuf(tarfile.GNU_FORMAT, "utf-8")
