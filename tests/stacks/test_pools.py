@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 
+from contract import times
 from contract.admission import Limits
 from contract.job import HEAD_STATE, JobSpec, Life, Placement, head_variables, overrides
 from contract.nodes import (
@@ -272,6 +273,7 @@ def of_ladder(aws: Aws, spec: JobSpec, *, began_s: float, hosts: int) -> None:
         (PROGRAM, 200, 1, "", True),
         (PROGRAM, 200, 1, "complete", False),  # it goes on, too
         (PROGRAM, 200, 1, "S3 is down", False),  # it may
+        (PROGRAM, 200, 1, "S3 was down", False),  # seed 602995
         (replace(PROGRAM, on=Placement.NODES), 9000, 1, "", True),
         # A host comes while the sweep decides by its list.
         (LADDER, 200, 1, "a host comes", False),
@@ -291,6 +293,9 @@ def test_a_job_leaves_a_pool_that_ec2_refuses_a_host_in(
         aws.fails["describe_scaling_activities"] = lambda **_: aws.tasks[name].update(change)
     if then == "complete":
         aws.s3.objects[LIFE] = Life(at=time.time(), is_complete=True).to_json().encode()
+    if then == "S3 was down":
+        old = Life(at=time.time() - 3 * times.HEAD_REPORTS_S - 5, is_complete=False)
+        aws.s3.objects[LIFE] = old.to_json().encode()
     if then == "S3 is down":
         aws.fails["get_object"] = refused("ServiceUnavailable")
     # The event of the refusal.

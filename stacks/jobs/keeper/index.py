@@ -248,7 +248,11 @@ def life_of(task: "TaskTypeDef") -> Life:
     try:
         found = Life.from_json(object_of(runs.job_life(spec.run, job_of(task))))
         # What the head before it has reported is not its own.
-        return found if found.at >= task["startedAt"].timestamp() else life
+        if found.at < task["startedAt"].timestamp():
+            return life
+        # After an outage of S3 it is old, and the nodes may have come since.
+        is_old = time.time() - found.at > 3 * times.HEAD_REPORTS_S
+        return replace(found, is_complete=found.is_complete or is_old)
     except InputError:
         return life
     except Exception as error:  # boto3's; an unknown report ends no job
