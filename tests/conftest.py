@@ -13,10 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from rehearsal.local_aws import LocalAws, is_healthy, local_aws
 
 pytest_plugins = ["tests.ordering"]
+
+# A busy machine makes no example slow.
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -94,7 +94,6 @@ MEMORY: Final = 4 * 2**30
 tried = settings(
     max_examples=EXAMPLES or 100,
     derandomize=not EXAMPLES,
-    deadline=None,
     database=None,
     suppress_health_check=[*HealthCheck],
 )

@@ -300,6 +300,8 @@ class Life:
             head = heads[-1]
             # It reports again some time after S3 does.
             is_late = now < s3.up_at + times.HEAD_REPORTS_S
+            if is_late and s3.down_at < head.began:
+                return  # it could not report yet
             gone_at = self.account.gone.get(head.task["taskArn"], now)
             at = min(gone_at, s3.down_at if is_late else now - self.chance.uniform(0, 59))
             life = HeadLife(at=max(at, head.began), is_complete=head.job.goes_on)

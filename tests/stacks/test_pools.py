@@ -270,7 +270,8 @@ def of_ladder(aws: Aws, spec: JobSpec, *, began_s: float, hosts: int) -> None:
         (replace(LADDER, pools=("l4",)), 200, 1, "", False),
         (replace(LADDER, nodes=Range(1, 2)), 200, 1, "", False),  # it has what it needs
         (PROGRAM, 9000, 1, "", False),  # it goes on with one
-        (PROGRAM, 200, 1, "", True),
+        (PROGRAM, 100, 1, "", True),
+        (PROGRAM, 200, 1, "", False),  # no report has come, such as in an outage of S3
         (PROGRAM, 200, 1, "complete", False),  # it goes on, too
         (PROGRAM, 200, 1, "S3 is down", False),  # it may
         (PROGRAM, 200, 1, "S3 was down", False),  # seed 602995

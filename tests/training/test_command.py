@@ -151,7 +151,6 @@ def options(draw: st.DrawFn, recipe: Recipe) -> list[str]:
 @pytest.mark.parametrize("recipe", recipes.ALL, ids=recipes.NAMES)
 @settings(
     max_examples=150,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
 )

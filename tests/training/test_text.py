@@ -216,7 +216,7 @@ def test_a_damaged_store_is_named_with_what_to_remove(corpus: Path, tokenizer: P
 
 
 # --- the order of sequences -----------------------------------------------------------------------
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     num_tokens=st.integers(200, 2000),
     seq_len=st.integers(1, 20),

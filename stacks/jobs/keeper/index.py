@@ -245,19 +245,20 @@ def life_of(task: "TaskTypeDef") -> Life:
     life, spec = Life(at=time.time(), is_complete=False), spec_of(env_override(task, ENV_JOB_SPEC))
     if not (spec and "startedAt" in task):
         return life
+    heard = task["startedAt"].timestamp()
     try:
         found = Life.from_json(object_of(runs.job_life(spec.run, job_of(task))))
         # What the head before it has reported is not its own.
-        if found.at < task["startedAt"].timestamp():
-            return life
-        # After an outage of S3 it is old, and the nodes may have come since.
-        is_old = time.time() - found.at > 3 * times.HEAD_REPORTS_S
-        return replace(found, is_complete=found.is_complete or is_old)
+        if found.at >= heard:
+            life, heard = found, found.at
     except InputError:
-        return life
+        pass  # there is none
     except Exception as error:  # boto3's; an unknown report ends no job
         print(f"{task['taskArn']}: its last report cannot be read: {error}")
         return replace(life, is_complete=True)
+    # After an outage of S3 it is old, or none has come, and the nodes may have come since.
+    is_old = time.time() - heard > 3 * times.HEAD_REPORTS_S
+    return replace(life, is_complete=life.is_complete or is_old)
 
 
 def object_of(key: str, *, may_fail: bool = False) -> str:
