@@ -208,9 +208,10 @@ class _Reader:
         name, _, value = assignment.partition("=")
         self._values[name] = value
         if self._depth > 0 or self._is_open(assignment):
+            # Left out: whoever asks a shell about a command must not run another one by that.
             self._open.add(name)
-        else:
-            self._open.discard(name)
+            return
+        self._open.discard(name)
         self._before.append(f"export {assignment}" if is_exported else assignment)
 
     def _is_open(self, word: str) -> bool:

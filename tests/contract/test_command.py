@@ -12,6 +12,7 @@ set -e  # it's a comment with a quote
 export A=1
 B="two words" C='$A'
 N=${1:-8}
+DATA=$(python download.py) ROOT=`pwd`
 if [ -n "$B" ]; then
     A=2
     torchrun in_if.py
@@ -53,6 +54,7 @@ def test_a_script_gives_its_commands_and_which_of_them_are_certain(tmp_path: Pat
     assert certain.arguments == ("--nnodes", "$C", '"certain file.py"')
     assert certain.assignments[:3] == ("export A=1", 'B="two words"', "C='$A'")
     assert "export D=4" in prefix.assignments
+    assert not [each for each in prefix.assignments if "(" in each or "`" in each], "nothing runs"
 
 
 @pytest.mark.parametrize(
