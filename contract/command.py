@@ -21,6 +21,8 @@ _TOKEN: Final = re.compile(
     |(?P<end>\|\||[\n;&|()])""",
     re.VERBOSE,
 )
+#: A text within a script, up to the line that ends it.
+_HERE_DOCUMENT: Final = re.compile(r"(?ms)<<-?[ ]*(['\"]?)(\w+)\1([^\n]*)\n.*?^\s*\2$")
 #: Words before a command that leave it as it is; those that begin and end what may not be run.
 _KEYWORDS: Final = {"then", "else", "elif", "do", "!", "time", "exec", "export", "declare"}
 _OPENING: Final = {"if", "while", "until", "for", "case", "{"}
@@ -164,7 +166,8 @@ class _Reader:
         """The simple commands of a shell's text."""
         words: list[str] = []
         is_target = is_alternative = False
-        for token in _TOKEN.finditer(text.replace("\\\n", " ")):
+        text = _HERE_DOCUMENT.sub(r"\3", text).replace("\\\n", " ")
+        for token in _TOKEN.finditer(text):
             if token["end"]:
                 yield from self.simple(words, is_certain=not is_alternative)
                 words, is_alternative = [], token["end"] == "||"

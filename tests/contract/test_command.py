@@ -29,6 +29,10 @@ X=4 LAUNCHER="python -u -m torch.distributed.run --nnodes 3"
 $LAUNCHER -m pkg.variable
 echo torchrun echo.py
 env D=4 timeout 9 torchrun prefix.py &
+cat > job.sh <<'EOF' && echo done
+torchrun document.py
+EOF
+cat <<< torchrun
 . other.sh
 """
 
