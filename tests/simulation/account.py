@@ -502,11 +502,13 @@ class Account(base.Account):
     def on_terminate_instances(self, InstanceIds: list[str]) -> None:  # noqa: N803
         """Nothing that shall run, or can still end in time, is cut off."""
         (instance,), who = InstanceIds, self.who
+        process: Any = getcurrent()
         for host in [h for h in self.model.hosts.values() if h["ec2InstanceId"] == instance]:
-            for task in self.model.on(host) if host["agentConnected"] else ():
-                job = self.job_of(
-                    task
-                )  # Step Functions itself stops the head of one that was aborted
+            # An agent may have come back since the keeper saw it away.
+            is_back = host["agentConnected"] and host.get("_away_since", 0.0) < process.began
+            for task in self.model.on(host) if is_back else ():
+                # Step Functions itself stops the head of one that was aborted.
+                job = self.job_of(task)
                 told = task.get("_told_at", job.ended if job and job.ended else self.world.now)
                 is_late = self.world.now - told > times.STOP_TIMEOUT_S - self.slack_s
                 if task["lastStatus"] == "RUNNING" and not is_late:
