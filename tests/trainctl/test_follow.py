@@ -228,6 +228,18 @@ def test_a_node_that_ends_is_not_waited_for_as_if_it_started(account: Account, s
     assert bool(reason) == (status != "RUNNING")
 
 
+def test_workers_that_nobody_has_requested_yet_are_not_waited_for(account: Account) -> None:
+    """A head first prepares a program that runs on nodes."""
+    running(account, num_workers=1)
+    account.change_order("job", nodes="1", on="nodes", code="s3://bucket/code.zip")
+    deployment = Deployment.find(profile=None, region=None)
+    job = deployment.jobs.find("job")
+    heads = deployment.jobs.heads(job)
+    assert "head" in follow.waiting(deployment, job, heads).reason
+    workers = deployment.jobs.workers(job)
+    assert not follow.waiting(deployment, job, [*heads, *workers]).reason
+
+
 def test_a_long_wait_is_not_silent_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -12,7 +12,7 @@ import typer
 from contract import exits, faults, runs
 from contract.errors import InputError
 from contract.instance_types import Prices
-from contract.job import Hold, JobStatus
+from contract.job import Hold, JobStatus, Placement
 from contract.runs import PROGRESS_FILE
 from contract.text import counted, dollars, duration
 from contract.times import JOB_STOP_S
@@ -205,6 +205,8 @@ def _workers_to_come(
     Args:
         asked: the deployment that knows why no host comes; None: it is not asked.
     """
+    if job.spec and job.spec.code and job.spec.on == Placement.NODES and not workers:
+        return "preparing the program on the head"
     # Beyond the fewest that it may have, it waits for those that it has asked for.
     to_come = max(0, job.spec.nodes.low - len(workers)) if job.spec else 0
     present = [task for task in workers if not task.has_stopped]
