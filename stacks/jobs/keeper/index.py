@@ -237,25 +237,21 @@ def hold_of(job: str, spec: JobSpec | None, *, began: float, may_fail: bool = Fa
 
 
 def life_of(task: "TaskTypeDef") -> Life:
-    """Last report of a job's head that it runs.
-
-    If there is none, or S3 does not answer, one without faults: the head may be of an earlier
-    version, and what is not known ends no task.
-    """
+    """Last report of a job's head; if there is none, or S3 does not answer, one without faults:
+    the head may be of an earlier version, and what is not known ends no task."""
     life, spec = Life(at=time.time(), is_complete=False), spec_of(env_override(task, ENV_JOB_SPEC))
     if not (spec and "startedAt" in task):
         return life
     heard = task["startedAt"].timestamp()
     try:
-        found = Life.from_json(object_of(runs.job_life(spec.run, job_of(task))))
-        # What the head before it has reported is not its own.
-        if found.at >= heard:
-            life, heard = found, found.at
-    except InputError:
-        pass  # there is none
+        with suppress(InputError):  # there is none
+            found = Life.from_json(object_of(runs.job_life(spec.run, job_of(task))))
+            # What the head before it has reported is not its own.
+            if found.at >= heard:
+                life, heard = found, found.at
     except Exception as error:  # boto3's; an unknown report ends no job
         print(f"{task['taskArn']}: its last report cannot be read: {error}")
-        return replace(life, is_complete=True)
+        heard = 0.0
     # After an outage of S3 it is old, or none has come, and the nodes may have come since.
     is_old = time.time() - heard > 3 * times.HEAD_REPORTS_S
     return replace(life, is_complete=life.is_complete or is_old)
