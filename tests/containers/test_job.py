@@ -603,7 +603,12 @@ def test_ray_reads_how_many_workers_there_shall_be(tmp_path: Path) -> None:
 
 # --- the files of a program on the head -----------------------------------------------------------
 def on_head(
-    s3: S3, monkeypatch: pytest.MonkeyPatch, *words: str, clock: Any = time, lasts: int = 600
+    s3: S3,
+    monkeypatch: pytest.MonkeyPatch,
+    *words: str,
+    clock: Any = time,
+    lasts: int = 600,
+    job: str = ENVIRONMENT[nodes.ENV_JOB],
 ) -> job_head.JobHead:
     """One attempt at a job whose bucket is in memory.
 
@@ -613,7 +618,7 @@ def on_head(
     """
     monkeypatch.setattr(code, "prepare", lambda *_, **__: {})
     order = ordered(command=words, on=Placement.HEAD, max_seconds=lasts, code="s3://bucket/c.zip")
-    own = replace(order, deadline=time.time() + lasts)
+    own = replace(order, deadline=time.time() + lasts, job=job)
     every_s, quiet_s = (0.05, 0) if clock is time else (30, 5)
     return job_head.JobHead(
         own,
@@ -728,7 +733,7 @@ def test_a_program_on_the_head_ends_when_another_job_takes_over_its_files(
     script = f"echo 1 > step; until [ -e {go} ]; do sleep 0.1; done; echo 2 > step; sleep 600"
     own = on_head(s3, monkeypatch, "sh", "-c", script)
     with saving(own, s3) as (thread, codes):
-        assert on_head(s3, monkeypatch, "true").run() == exits.OK
+        assert on_head(s3, monkeypatch, "true", job="r1-20261121-0901-efgh").run() == exits.OK
         go.touch()
         thread.join(60)
     assert codes == [exits.FILES_LOST]
