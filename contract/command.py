@@ -5,6 +5,7 @@ Nothing is executed, so conditions, loops and the output of other commands remai
 of a word that depends on them is the shell's to tell (``containers.program.start.questions``).
 """
 
+import functools
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,12 +22,18 @@ _TOKEN: Final = re.compile(
     |(?P<end>\|\||[\n;&|()])""",
     re.VERBOSE,
 )
-#: A text within a script, up to the line that ends it.
-_HERE_DOCUMENT: Final = re.compile(r"(?ms)<<-?[ ]*(['\"]?)(\w+)\1([^\n]*)\n.*?^\s*\2$")
-#: Words before a command that leave it as it is; those that begin and end what may not be run.
-_KEYWORDS: Final = {"then", "else", "elif", "do", "!", "time", "exec", "export", "declare"}
-_OPENING: Final = {"if", "while", "until", "for", "case", "{"}
-_CLOSING: Final = {"fi", "done", "esac", "}"}
+#: Words of a shell's grammar before a command.
+_KEYWORDS: Final = {
+    *("if", "then", "else", "elif", "fi", "while", "until", "do", "done", "!", "{", "}"),
+    *("time", "exec"),
+}
+#: Commands after which the next one is run, with the same variables.
+_HARMLESS: Final = re.compile(
+    r"(?:\S*/)?(?:set|mkdir|cd|ulimit|nvidia-smi|date|sleep|ls|cat|rm|cp|pip3?|python[\d.]*|torchrun"
+    r"|accelerate|deepspeed|env|uv|nohup|timeout|(?:ba|da|z)?sh)"
+)
+#: Larger files are no scripts; no name is longer.
+_LARGEST, LONGEST_NAME = 2**20, 255
 #: Commands whose arguments are text, and not what they start.
 _TEXT: Final = {"echo", "printf", "type", "which"}
 #: Word that a shell takes for an assignment.
@@ -47,7 +54,8 @@ _LAUNCHERS: Final = (
 #: What precedes a launcher sets variables or runs it, such as ``env A=1`` and ``uv run``; what
 #: follows another program is an argument of that.
 _START: Final = re.compile(
-    rf"(?:(?!\S+\.py |{_PYTHON} |(?:\S*/)?(?:accelerate|deepspeed|torchrun) |-m )\S+ )*?"
+    r"(?:(?:\w+=\S*|-u \S+|-(?!m )\S+|\d\S*"
+    r"|env|exec|time|nohup|timeout|nice|srun|uv|conda|coverage|run) )*?"
     rf"(?:{_PYTHON} (?:-[WX] \S+ |-(?!m )\S+ )*)?(?:\S*/)?{_LAUNCHERS} "
 )
 #: After one of these, what runs is no file; after the first two, a module.
@@ -96,17 +104,28 @@ class SimpleCommand:
     @property
     def program(self) -> str:
         """The file that it runs, or ``-m MODULE``; "" if neither is certain."""
-        first = self.words[0]
+        first, rest = self.words[0], [*map(_unquoted, self.arguments), ""]
         is_shell = bool(_SHELL.fullmatch(first))
+        if self.launcher == "other":
+            return ""  # it may be a name of the launcher's own
         if not (self.launcher or is_shell or re.fullmatch(_PYTHON, first)):
             return first if first.endswith((".py", ".sh")) else ""
-        for word, after in pairwise([*map(_unquoted, self.arguments), ""]):
+        takes_value = False
+        for word, after in pairwise(rest):
+            if takes_value:
+                takes_value = False
+                continue
             if word in _NO_FILE[:2]:
                 return f"-m {after}"
-            if word in _NO_FILE or (is_shell and re.fullmatch(r"-\w*c", word)):
+            if word in _NO_FILE or word == "-" or (is_shell and re.fullmatch(r"-\w*c", word)):
                 return ""
             if word.endswith((".py", ".sh")):
                 return word
+            takes_value = not self.launcher and word in ("-W", "-X", "-o", "+o")
+            if not (self.launcher or word.startswith(("-", "+")) or takes_value):
+                return ""
+            if not self.launcher and re.match(r"-\w*m\w", word):
+                return ""
         return ""
 
     @property
@@ -114,7 +133,8 @@ class SimpleCommand:
         """Files and modules that it may run: its program, or else all that its words name."""
         if self.program:
             return [self.program]
-        found = re.findall(r"-m\s+[\w.]+|[\w./-]+\.py\b", " ".join(self.words))
+        words = (word for word in self.words if len(word) <= LONGEST_NAME)
+        found = re.findall(r"-m\s+[\w.]+|[\w./-]+\.py\b", " ".join(words))
         return [" ".join(name.split()) for name in found]
 
     @property
@@ -138,7 +158,8 @@ def read(words: Sequence[str], files: Mapping[str, Path]) -> Iterator[SimpleComm
     Args:
         files: of the folder in which it runs, by name: shell scripts among them are read, once.
     """
-    return _Reader(files).simple(SimpleCommand.of(words).raw)
+    first = SimpleCommand.of(words)
+    yield from [*_Reader(files).simple(first.raw)] or [first]
 
 
 def find(program: str, files: Mapping[str, Path]) -> Path | None:
@@ -158,42 +179,41 @@ class _Reader:
         self._scripts = {name: path for name, path in files.items() if path.suffix != ".py"}
         self._before: list[str] = []
         self._values: dict[str, str] = {}
-        # Names of variables whose value depends on a condition, an argument or another command.
+        # Names of variables whose value depends on an argument or another command.
         self._open: set[str] = set()
-        self._depth = 0  # of conditions, loops and functions
+        # True after what may skip a command, or change variables in a way that is not read here.
+        self._is_in_doubt = False
 
     def text(self, text: str) -> Iterator[SimpleCommand]:
         """The simple commands of a shell's text."""
         words: list[str] = []
-        is_target = is_alternative = False
-        text = _HERE_DOCUMENT.sub(r"\3", text).replace("\\\n", " ")
-        for token in _TOKEN.finditer(text):
+        is_target = False
+        for token in _TOKEN.finditer(text.replace("\\\n", " ")):
             if token["end"]:
-                yield from self.simple(words, is_certain=not is_alternative)
-                words, is_alternative = [], token["end"] == "||"
+                yield from self.simple(words)
+                words = []
+                self._is_in_doubt |= token["end"] in ("||", "(", ")")
             elif token["word"] and not is_target:
                 words.append(token["word"])
             is_target = bool(token["redirection"])
-        yield from self.simple(words, is_certain=not is_alternative)
+            self._is_in_doubt |= "<<" in (token["redirection"] or "")
+        yield from self.simple(words)
 
-    def simple(self, words: Sequence[str], *, is_certain: bool = True) -> Iterator[SimpleCommand]:
+    def simple(self, words: Sequence[str]) -> Iterator[SimpleCommand]:
         """One simple command, and those that it starts."""
-        is_exported = False
-        while words and words[0] in _KEYWORDS | _OPENING | _CLOSING:
-            self._depth += (words[0] in _OPENING) - (words[0] in _CLOSING)
-            if words[0] in ("for", "case"):
-                return
-            is_exported |= words[0] == "export"
+        while words and words[0] in _KEYWORDS:
+            self._is_in_doubt |= words[0] not in ("time", "exec")
             words = words[1:]
-        own = [*takewhile(ASSIGNMENT.fullmatch, words)]
-        words = words[len(own) :]
+        is_exported = words[:1] == ["export"]
+        own = [*takewhile(ASSIGNMENT.fullmatch, words[is_exported:])]
+        words = words[len(own) + is_exported :]
         if not words:
             for each in own:
                 self._assign(each, is_exported=is_exported)
             return
         if name := _VARIABLE.fullmatch(words[0]):
             # Such as LAUNCHER="python -m torch.distributed.run".
-            value = _unquoted(self._values.get(name[1], ""))
+            value = _unquoted(self._values.pop(name[1], ""))
             if value and not value.startswith("$"):
                 yield from self.text(" ".join([value, *words[1:]]))
                 return
@@ -202,7 +222,7 @@ class _Reader:
         command = SimpleCommand(
             tuple(words),
             (*self._before, *(f"export {each}" for each in own)),
-            is_certain and self._depth <= 0 and not any(map(self._is_open, [*own, *words])),
+            not (self._is_in_doubt or any(map(self._is_open, [*own, *words]))),
         )
         yield command
         yield from self._inner(command)
@@ -210,7 +230,7 @@ class _Reader:
     def _assign(self, assignment: str, *, is_exported: bool) -> None:
         name, _, value = assignment.partition("=")
         self._values[name] = value
-        if self._depth > 0 or self._is_open(assignment):
+        if self._is_open(assignment):
             # Left out: whoever asks a shell about a command must not run another one by that.
             self._open.add(name)
             return
@@ -219,17 +239,21 @@ class _Reader:
 
     def _is_open(self, word: str) -> bool:
         names = re.findall(r"\$\{?(\w+|.)", word)
-        return "`" in word or any(not re.match(r"[A-Za-z_]", n) or n in self._open for n in names)
+        is_cut = word.endswith("$") or "`" in word
+        return is_cut or any(not re.match(r"[A-Za-z_]", n) or n in self._open for n in names)
 
     def _inner(self, command: SimpleCommand) -> Iterator[SimpleCommand]:
         """Commands of the text or the script that a command gives to a shell."""
         words = command.words
-        if command.launcher or any(re.fullmatch(_PYTHON, word) for word in words):
-            return
         place = next((i for i, word in enumerate(words) if _SHELL.fullmatch(word)), None)
-        if place is None:
-            script = words[-1] if words[0] in (".", "source") else words[0]
-            yield from self._script(script)
+        if words[0] in (".", "source") or (place is None and "/" in words[0]):
+            found = [*self._script(words[-1] if words[0] in (".", "source") else words[0])]
+            self._is_in_doubt |= not found
+            yield from found
+            return
+        if not _HARMLESS.fullmatch(words[0]):
+            self._is_in_doubt = True
+        if command.launcher or any(re.fullmatch(_PYTHON, word) for word in words) or place is None:
             return
         for word, after in pairwise([*words[place + 1 :], ""]):
             if re.fullmatch(r"-\w*c", word):
@@ -240,12 +264,13 @@ class _Reader:
                 return
 
     def _script(self, name: str) -> Iterator[SimpleCommand]:
-        path = find(name, self._scripts)
-        if path is not None:
+        path = find(name, self._scripts) if len(name) <= LONGEST_NAME else None
+        if path is not None and path.stat().st_size <= _LARGEST:
             self._scripts = {k: v for k, v in self._scripts.items() if v != path}
             yield from self.text(path.read_text(errors="replace"))
 
 
+@functools.lru_cache(maxsize=1024)
 def _unquoted(word: str) -> str:
     try:
         return " ".join(shlex.split(word))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from contract import requirements
-from contract.command import ASSIGNMENT, SimpleCommand, is_launcher
+from contract.command import ASSIGNMENT, LONGEST_NAME, SimpleCommand, is_launcher
 from contract.errors import InputError
 from contract.runs import check_relative
 from contract.text import counted, listed
@@ -179,11 +179,15 @@ class CodeFolder:
         first, program = words[0], SimpleCommand.of(words).program
         if len(words) == 1 and is_launcher(first):
             raise UsageError(f"{first} has nothing to run: name the file that it runs")
-        if len(words) == 1 and len(first.split()) > 1:
+        if len(words) == 1 and len(first.split()) > 1 and not (self.path / first[:255]).exists():
             raise UsageError(f"{first!r} is one word: leave its quotes out")
         if ASSIGNMENT.fullmatch(first):
             raise UsageError(f"{first} is for a shell: give --env {first}")
-        if not program or program.startswith("-m ") or os.path.isabs(program):
+        if (
+            not 0 < len(program) <= LONGEST_NAME
+            or program.startswith("-m ")
+            or os.path.isabs(program)
+        ):
             return
         path = self.path / os.path.normpath(program)
         if path.resolve() not in {each.resolve() for each in self.files}:

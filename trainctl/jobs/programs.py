@@ -112,12 +112,14 @@ class Program:
         """
         for each in self._commands:
             path = command.find(each.program, self._files) if each.program else None
-            if path and path.suffix == ".sh" and b"\r\n" in path.read_bytes():
+            if path and each.is_certain and path.suffix == ".sh" and b"\r\n" in path.read_bytes():
                 raise UsageError(
                     f"{path.name} has the line ends of Windows, which a shell takes for a part of "
                     f"each command: sed -i 's/\\r$//' {path}"
                 )
-        alone = [each for each in self._commands if each.launcher == "deepspeed"]
+        alone = [
+            each for each in self._commands if each.is_certain and each.launcher == "deepspeed"
+        ]
         if nodes.high > 1 and any("--no_ssh" not in each.words for each in alone):
             raise UsageError(
                 "deepspeed finds no other nodes here, and would train on each by itself: start the "

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+#: Begins each answer: the user's modules may print, too.
+MARK = "asked: "
 _HERE = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|::1|\[::1\])?(:\d+)?")
 _LEAVE = "leave it out, this job's nodes have it in their environment"
 
@@ -67,18 +69,27 @@ def imports(file: str) -> Iterator[str]:
     except SyntaxError as error:
         yield f"{file}, line {error.lineno}: {error.msg} (SyntaxError)"
         return
-    sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
-    names: list[Any] = []
+    own = [os.path.dirname(os.path.abspath(file)), *os.environ.get("PYTHONPATH", "").split(":")]
+    sys.path[:0] = [os.path.abspath(each) for each in own]
     for node in tree.body:
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names.append(node.module)
-        elif "sys" in ast.dump(node) and "path" in ast.dump(node):
-            break  # the modules that follow may be elsewhere
-    for name in dict.fromkeys(str(name).partition(".")[0] for name in names):
-        if importlib.util.find_spec(name) is None:
-            yield name
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [] if node.level else [str(node.module)]
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) or _is_text(node):
+            names = []
+        else:
+            return  # from here on modules may be elsewhere
+        for name in names:
+            spec = importlib.util.find_spec(name.partition(".")[0])
+            if spec is None:
+                yield name.partition(".")[0]
+            elif not spec.origin or spec.origin.startswith(os.getcwd()):
+                return  # a module of the user's, which may change the path
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _number(option: str, value: Any, num_nodes: int) -> str:
@@ -106,4 +117,4 @@ if __name__ == "__main__":
             rest[2:], int(rest[0]), int(rest[1])
         )
     for answer in answers:
-        print(answer)
+        print(f"{MARK}{answer}")

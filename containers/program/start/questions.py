@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from containers.host.machine import say
+from containers.program.start.ask import MARK
 from containers.program.start.code import PACKAGES
 from containers.program.start.on_node import (
     NodePlace,
@@ -62,13 +63,19 @@ class Questions:
         """
         until = time.monotonic() + _ANSWERS_S
         with tempfile.TemporaryDirectory(prefix="questions-") as home:
+            refusals = []
             for number in sorted({self.nodes.low, self.nodes.high} - {0}):
                 shell = _Shell(self.work, self._environment(Path(home), number), until)
                 try:
                     self._refuse(shell, number)
-                except (OSError, subprocess.SubprocessError) as error:
+                    return
+                except InputError as error:
+                    refusals.append(error)
+                except Exception as error:  # a question without an answer ends no job
                     say(f"WARNING: not known if the program can start: {error}")
                     return
+        if refusals:  # with any number of nodes
+            raise refusals[-1]
 
     def _environment(self, home: Path, number: int) -> dict[str, str]:
         """Environment of the last of a number of nodes."""
@@ -89,11 +96,12 @@ class Questions:
             "HOME": str(home),
             "HF_HOME": str(home),
             **self.variables,
+            "BASH_ENV": "",
         }
 
     def _refuse(self, shell: "_Shell", number: int) -> None:
         first = self.words[0]
-        if not shell.answer(f"command -v {shlex.quote(first)}"):
+        if not shell.answer(f"command -v {shlex.quote(first)} >/dev/null && echo '{MARK}'"):
             raise InputError(
                 f"{first} cannot be run: neither the images nor the job's packages have a program "
                 "of this name"
@@ -101,17 +109,18 @@ class Questions:
         paths = filter(Path.is_file, self.work.rglob("*"))
         files = {path.relative_to(self.work).as_posix(): path for path in paths}
         commands = [*command.read(self.words, files)]
-        # A program may install packages before it needs them.
-        installs = any("install" in each.words for each in commands)
         for each in filter(lambda each: each.is_certain, commands):
-            if each.launcher in ("torchrun", "accelerate"):
+            # One that names its rank may be meant to run on each node by itself.
+            is_own = "--standalone" in each.words and "RANK" in " ".join(each.raw)
+            if each.launcher in ("torchrun", "accelerate") and not is_own:
                 asked = self._asked(each.launcher, str(number), str(self.gpus), *each.arguments)
                 if found := shell.answer("\n".join([*each.assignments, asked])):
                     raise InputError(f"{each.launcher}: {found[0]}")
-            program = each.program
-            if program.endswith(".py") and (self.work / program).is_file() and not installs:
-                found = shell.answer(self._asked("imports", shlex.quote(program)))
-                self._refuse_imports(program, found)
+        # Of what runs without a shell: a script may prepare more.
+        program = commands[0].program
+        if program.endswith(".py") and (self.work / program).is_file():
+            found = shell.answer(self._asked("imports", shlex.quote(program)))
+            self._refuse_imports(program, found)
 
     def _refuse_imports(self, program: str, found: Sequence[str]) -> None:
         missing = [name for name in found if not (self.gpus and name in _OF_CUDA)]
@@ -125,7 +134,7 @@ class Questions:
 
     def _asked(self, *words: str) -> str:
         """Text for a shell: a question to the program's own Python."""
-        return " ".join([shlex.quote(str(self.python)), "-P", shlex.quote(str(_ASK)), *words])
+        return " ".join([shlex.quote(str(self.python)), "-I", shlex.quote(str(_ASK)), *words])
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,4 +162,5 @@ class _Shell:
             timeout=max(0.1, self.until - time.monotonic()),
             check=False,
         )
-        return done.stdout.splitlines() if done.returncode == 0 else []
+        lines = done.stdout.splitlines() if done.returncode == 0 else []
+        return [line.removeprefix(MARK) for line in lines if line.startswith(MARK)]

@@ -108,7 +108,8 @@ if os.environ.get("X"):
     ("command", "files", "nodes", "reason"),
     [
         ("torchrun train.py", {}, Range(1, 2), ""),
-        ("torchrun --nnodes 2 train.py", {}, Range(1, 2), "--nnodes is 2"),
+        ("torchrun --nnodes 3 train.py", {}, Range(1, 2), "--nnodes is 3"),
+        ("torchrun --nnodes 2 train.py", {}, Range(1, 2), ""),  # it may get two
         ("accelerate launch --machine_rank $NODE_RANK train.py", {}, Range(2, 2), ""),
         # The shell gives variables their values, and only a certain command is asked.
         ("bash run.sh", {"run.sh": NGPU}, Range(1, 1), "--nproc-per-node is 8"),
@@ -135,6 +136,17 @@ if os.environ.get("X"):
             Range(1, 1),
             "",
         ),
+        (
+            "python train.py",
+            {
+                "train.py": "import paths\nimport no_such",
+                "paths.py": "",
+                "sitecustomize.py": "print(1)",
+            },
+            Range(1, 1),
+            "",
+        ),
+        ("python train.py", {"train.py": "x = f()\nimport no_such"}, Range(1, 1), ""),
         ("python train.py", {"train.py": "x = = 1"}, Range(1, 1), r"train\.py, line 1"),
         (
             "sh -c 'pip install no_such && python train.py'",
