@@ -201,8 +201,10 @@ class _Reader:
 
     def simple(self, words: Sequence[str]) -> Iterator[SimpleCommand]:
         """One simple command, and those that it starts."""
+        is_last = False
         while words and words[0] in _KEYWORDS:
             self._is_in_doubt |= words[0] not in ("time", "exec")
+            is_last |= words[0] == "exec"
             words = words[1:]
         is_exported = words[:1] == ["export"]
         own = [*takewhile(ASSIGNMENT.fullmatch, words[is_exported:])]
@@ -226,6 +228,7 @@ class _Reader:
         )
         yield command
         yield from self._inner(command)
+        self._is_in_doubt |= is_last  # exec does not come back
 
     def _assign(self, assignment: str, *, is_exported: bool) -> None:
         name, _, value = assignment.partition("=")

@@ -62,6 +62,7 @@ def test_a_script_gives_its_commands_and_which_of_them_are_certain(tmp_path: Pat
         'A=(--nnodes 1)\ntorchrun "${A[@]}" x.py',
         "cat <<END-X\ntorchrun x.py\nEND-X",
         "exit 0; torchrun x.py",
+        "exec torchrun y.py\ntorchrun x.py",
         "pip install deepspeed x.py",
         'CMD="cd x && ${CMD}"\n${CMD}\n(torchrun x.py)',
     ],
