@@ -65,6 +65,8 @@ class ClusterShape:
     """Budget for all jobs in one calendar month (UTC), in US dollars; 0: no budget."""
     budget_refuses: bool = False
     """True if no job may start once the budget is spent; False: only a warning."""
+    base_image: str = ""
+    """Base of its images; empty: the project's own."""
     shared: FileSystem | None = None
     """The file system that all hosts mount."""
     pools: Mapping[str, Pool] = field(default_factory=dict)

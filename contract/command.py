@@ -39,7 +39,8 @@ _TEXT: Final = {"echo", "printf", "type", "which"}
 #: Word that a shell takes for an assignment.
 ASSIGNMENT: Final = re.compile(r"(?s)[A-Za-z_]\w*=.*")
 _VARIABLE: Final = re.compile(r"\$\{?(\w+)\}?")
-_SHELL: Final = re.compile(r"(?:\S*/)?(?:ba|da|z)?sh")
+#: Name of a shell.
+SHELL: Final = re.compile(r"(?:\S*/)?(?:ba|da|z)?sh")
 _PYTHON: Final = r"(?:\S*/)?python[\d.]*"
 #: Launchers that start a program's processes on every node, as a command or a module. torchrun and
 #: accelerate read from a node's environment what they need to find the others.
@@ -48,8 +49,8 @@ _LAUNCHERS: Final = (
     r"|(?P<accelerate>accelerate[ -]launch"
     r"|-m accelerate\.commands\.(?:launch|accelerate_cli launch))"
     r"|(?P<deepspeed>deepspeed|-m deepspeed\.launcher\.\w+)"
-    r"|(?P<other>fabric run|lightning run|composer|tune run|-m composer\.cli\.launcher"
-    r"|-m lightning\.fabric\.cli run))"
+    r"|(?P<composer>composer|-m composer\.cli\.launcher)"
+    r"|(?P<other>fabric run|lightning run|tune run|-m lightning\.fabric\.cli run))"
 )
 #: What precedes a launcher sets variables or runs it, such as ``env A=1`` and ``uv run``; what
 #: follows another program is an argument of that.
@@ -58,6 +59,8 @@ _START: Final = re.compile(
     r"|env|exec|time|nohup|timeout|nice|srun|uv|conda|coverage|run) )*?"
     rf"(?:{_PYTHON} (?:-[WX] \S+ |-(?!m )\S+ )*)?(?:\S*/)?{_LAUNCHERS} "
 )
+#: Ends of files that are run, or given as if they could be.
+_FILES: Final = (".py", ".sh", ".ipynb")
 #: After one of these, what runs is no file; after the first two, a module.
 _NO_FILE: Final = ("-m", "--module", "-c", "--no-python", "--no_python")
 
@@ -86,7 +89,7 @@ class SimpleCommand:
 
     @property
     def launcher(self) -> str:
-        """``torchrun``, ``accelerate``, ``deepspeed`` or ``other``; "" if it starts without one."""
+        """``torchrun``, ``accelerate``, ``deepspeed``, ``composer`` or ``other``; "" for none."""
         found = self._start
         return (found.lastgroup or "") if found else ""
 
@@ -105,11 +108,11 @@ class SimpleCommand:
     def program(self) -> str:
         """The file that it runs, or ``-m MODULE``; "" if neither is certain."""
         first, rest = self.words[0], [*map(_unquoted, self.arguments), ""]
-        is_shell = bool(_SHELL.fullmatch(first))
+        is_shell = bool(SHELL.fullmatch(first))
         if self.launcher == "other":
             return ""  # it may be a name of the launcher's own
         if not (self.launcher or is_shell or re.fullmatch(_PYTHON, first)):
-            return first if first.endswith((".py", ".sh")) else ""
+            return first if first.endswith(_FILES) else ""
         takes_value = False
         for word, after in pairwise(rest):
             if takes_value:
@@ -119,7 +122,7 @@ class SimpleCommand:
                 return f"-m {after}"
             if word in _NO_FILE or word == "-" or (is_shell and re.fullmatch(r"-\w*c", word)):
                 return ""
-            if word.endswith((".py", ".sh")):
+            if word.endswith(_FILES):
                 return word
             takes_value = not self.launcher and word in ("-W", "-X", "-o", "+o")
             if not (self.launcher or word.startswith(("-", "+")) or takes_value):
@@ -149,7 +152,7 @@ class SimpleCommand:
 
 def is_launcher(name: str) -> bool:
     """True for a Python, a shell or a launcher: programs that run a file."""
-    return bool(re.fullmatch(rf"{_PYTHON}|{_SHELL.pattern}|torchrun|accelerate|deepspeed", name))
+    return bool(re.fullmatch(rf"{_PYTHON}|{SHELL.pattern}|torchrun|accelerate|deepspeed", name))
 
 
 def read(words: Sequence[str], files: Mapping[str, Path]) -> Iterator[SimpleCommand]:
@@ -248,7 +251,7 @@ class _Reader:
     def _inner(self, command: SimpleCommand) -> Iterator[SimpleCommand]:
         """Commands of the text or the script that a command gives to a shell."""
         words = command.words
-        place = next((i for i, word in enumerate(words) if _SHELL.fullmatch(word)), None)
+        place = next((i for i, word in enumerate(words) if SHELL.fullmatch(word)), None)
         if words[0] in (".", "source") or (place is None and "/" in words[0]):
             found = [*self._script(words[-1] if words[0] in (".", "source") else words[0])]
             self._is_in_doubt |= not found

@@ -67,6 +67,11 @@ ENV_HOST_CHECK: Final = "TRAIN_HOST_CHECK"  # a file: create it to have this nod
 ENV_ERRORS: Final = "TRAIN_ERRORS"  # a folder where a program's processes note why they fail
 ENV_WATCH: Final = "TRAIN_WATCH"  # a folder where a program's processes count their steps
 ENV_OUTPUT: Final = "TRAIN_OUTPUT"  # a program's folder for what shall be kept
+ENV_COMMIT: Final = "GIT_COMMIT"  # commit of a program's code, with -dirty after changes
+#: A program's variables that differ between the nodes of a start, or between two starts.
+OF_EACH_NODE: Final = frozenset(
+    ("MASTER_ADDR", "NODE_RANK", "RANK", "LOCAL_RANK", "PET_MASTER_ADDR", "PET_NODE_RANK")
+)
 MASTER_PORT: Final = 29500  # on node 0: what programs call MASTER_PORT; the first start's
 
 # Before each line that a program prints on one of several nodes.

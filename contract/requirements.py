@@ -104,6 +104,16 @@ def python_of(folder: Path) -> str:
     return str(_project(folder).get("requires-python", ""))
 
 
+def scripts_of(folder: Path) -> Mapping[str, str]:
+    """Programs of the folder's own project: name -> ``module:function``.
+
+    Raises:
+        InputError: ``pyproject.toml`` is no TOML.
+    """
+    found = _project(folder).get("scripts", {})
+    return {name: str(each) for name, each in found.items() if re.fullmatch(r"[\w.-]+", name)}
+
+
 def source_folders(folder: Path) -> tuple[str, ...]:
     """Folders, relative to ``folder``, from which the project's own packages are imported."""
     has_src = (folder / PYPROJECT).is_file() and (folder / "src").is_dir()

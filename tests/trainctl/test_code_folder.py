@@ -48,7 +48,7 @@ def test_the_same_files_have_the_same_hash_wherever_and_whenever(tmp_path: Path)
     assert CodeFolder.of(other).pack(tmp_path / "b.zip") != first
 
 
-@pytest.mark.parametrize("target", ["/etc/hostname", "../outside", "nowhere", "venv/lib", "data"])
+@pytest.mark.parametrize("target", ["/etc/hostname", "../outside", "venv/lib"])
 def test_a_link_to_what_is_not_uploaded_is_refused(tmp_path: Path, target: str) -> None:
     code = project(tmp_path / "code")
     (tmp_path / "outside").mkdir()
@@ -92,6 +92,31 @@ def test_a_work_tree_that_git_cannot_list_is_refused(
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     with pytest.raises(UsageError, match="dubious ownership"):
         CodeFolder.of(code)
+
+
+@pytest.mark.parametrize("target", ["nowhere", "data", "/no/such/file"])
+def test_what_leads_nowhere_here_either_is_left_out_and_named(tmp_path: Path, target: str) -> None:
+    code = project(tmp_path / "code")
+    (code / "data").symlink_to(target)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    (code / "weights.pt").write_text(pointer)
+    found = CodeFolder.of(code)
+    assert "data" not in [path.name for path in found.files]
+    links, pointers = found.warnings
+    assert "data" in links
+    assert "weights.pt" in pointers
+
+
+def test_the_commit_of_a_folder_is_named_and_its_changes(tmp_path: Path) -> None:
+    code = project(tmp_path / "code")
+    assert CodeFolder.of(code).commit == ""
+    git = ["git", "-C", str(code), "-c", "user.name=a", "-c", "user.email=a@b.example"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    assert CodeFolder.of(code).commit == head.stdout.strip()
+    (code / "train.py").write_text("print(2)\n")
+    assert CodeFolder.of(code).commit == f"{head.stdout.strip()}-dirty"
 
 
 def test_a_link_to_a_folder_may_be_called_like_a_file(tmp_path: Path) -> None:

@@ -101,6 +101,8 @@ class CodeFolder:
     """As ``files_of`` lists them."""
     packages: str
     """Name of its list of packages; "": it has none."""
+    dangling: Sequence[Path] = ()
+    """Links that lead nowhere here either, which are left out."""
 
     @classmethod
     def of(cls, folder: Path, not_secret: Collection[str] = ()) -> Self:
@@ -114,7 +116,8 @@ class CodeFolder:
         """
         if not folder.is_dir():
             raise UsageError(f"--code {folder}: there is no such folder")
-        files = files_of(folder)
+        listed_files = files_of(folder)
+        files = [path for path in listed_files if path.exists()]
         if not files:
             raise UsageError(f"--code {folder}: there is no file in it")
         for path in files:
@@ -140,7 +143,7 @@ class CodeFolder:
             raise UsageError(
                 f"--code {folder}: {packages} is ignored by git, so the nodes would not install it"
             )
-        found = cls(folder, files, packages)
+        found = cls(folder, files, packages, [*{*listed_files} - {*files}])
         if found.mib > CODE_MIB:
             largest = max(files, key=lambda path: path.lstat().st_size)
             raise UsageError(
@@ -154,6 +157,32 @@ class CodeFolder:
     def mib(self) -> float:
         """Size of all files."""
         return sum(path.lstat().st_size for path in self.files) / 2**20
+
+    @property
+    def commit(self) -> str:
+        """Commit of its work tree, with ``-dirty`` after changes; "" where there is none."""
+        command = ["describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(self.path), *command], capture_output=True, check=False
+            )
+        except FileNotFoundError:  # git is not installed
+            return ""
+        return "" if done.returncode else done.stdout.decode().strip()
+
+    @property
+    def warnings(self) -> list[str]:
+        """Files that a program may miss on a node, in words."""
+        pointers = [path for path in self.files if _is_pointer(path)]
+        found = {
+            "links that lead nowhere, left out": self.dangling,
+            "pointers of Git LFS in the place of files, so git lfs pull first": pointers,
+        }
+        return [
+            f"{listed([str(path.relative_to(self.path)) for path in paths])}: {what}"
+            for what, paths in found.items()
+            if paths
+        ]
 
     @property
     def words(self) -> str:
@@ -183,6 +212,9 @@ class CodeFolder:
             raise UsageError(f"{first!r} is one word: leave its quotes out")
         if ASSIGNMENT.fullmatch(first):
             raise UsageError(f"{first} is for a shell: give --env {first}")
+        if program.endswith(".ipynb"):
+            script = f"jupyter nbconvert --to script {program}"
+            raise UsageError(f"{program} is a notebook, which no command runs as it is: {script}")
         if (
             not 0 < len(program) <= LONGEST_NAME
             or program.startswith("-m ")
@@ -223,6 +255,13 @@ class CodeFolder:
                     file.writestr(entry, path.read_bytes())
         with archive.open("rb") as packed:
             return hashlib.file_digest(packed, "sha256").hexdigest()
+
+
+def _is_pointer(path: Path) -> bool:
+    """True for what git has of a file whose content Git LFS has."""
+    if not path.is_file() or path.stat().st_size > 1024:  # their specification's limit
+        return False
+    return path.read_bytes().startswith(b"version https://git-lfs.github.com/spec/")
 
 
 def _check_links(files: list[Path], folder: Path) -> None:

@@ -22,8 +22,8 @@ from contract import runs
 from contract.cluster_shape import ClusterShape
 from contract.instance_types import Prices
 from contract.job import DEFAULT_MAX_SECONDS, LAUNCH, MAX_JOB_ID, JobSpec, Placement, Priority
-from contract.nodes import HEAD, WORKER, Range
-from contract.text import dollars, duration, utc
+from contract.nodes import ENV_COMMIT, HEAD, OF_EACH_NODE, WORKER, Range
+from contract.text import dollars, duration, listed, utc
 from trainctl import output
 from trainctl.aws.clients import unless
 from trainctl.aws.deployment import Deployment
@@ -255,6 +255,7 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         worker=next(iter(hosts.values())),
         pools=hosts if len(hosts) > 1 else {},
     )
+    sent, kept = _sent(request, work.on, nodes)
     max_seconds, why_deadline = _deadline(options, prices, shape, nodes, work.training_s)
     spec = JobSpec(
         run=run,
@@ -269,7 +270,7 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         keep_files=tuple(options.keep_files or ()),
         skip_files=tuple(options.skip_files or ()),
         hold_s=round(options.hold * 60),
-        variables=request.variables,
+        variables=sent,
         secrets=request.secrets,
         prices=prices,
         submitter=deployment.user,
@@ -287,7 +288,7 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         why_on=work.why_on,
         why_deadline=why_deadline,
         expected=work.expected,
-        warnings=[*work.warnings, *left_out],
+        warnings=[*work.warnings, *kept, *left_out],
     )
     spec = dataclasses.replace(spec, planned_usd=plan.usd_expected)
     return dataclasses.replace(plan, spec=spec)
@@ -389,9 +390,12 @@ def _program_work(
     options, shape = request.options, _first(shapes)
     on, why = placement(options, program, nodes, shape)
     own = [*(each.name for each in dataclasses.fields(options)), *OF_SUBMIT]
-    warnings = program.warnings([name.replace("_", "-") for name in own])
     if on == Placement.NODES:
         program.check(nodes)
+    known = {*request.variables, *request.secrets}
+    warnings = program.foreign(known, has_own_base=bool(shape.base_image))
+    warnings += program.code.warnings
+    warnings += program.warnings([name.replace("_", "-") for name in own])
     if on == Placement.NODES and program.is_alone:
         name = program.entries[0].name
         if nodes.high > shape.min_nodes:
@@ -402,6 +406,17 @@ def _program_work(
         else:
             why += f"; {name} is one process, so one node by default"
     return _Work(command=request.words, shapes=shapes, on=on, why_on=why, warnings=warnings)
+
+
+def _sent(request: JobRequest, on: Placement, nodes: Range) -> tuple[Mapping[str, str], list[str]]:
+    """Variables of a job's order, and warnings about those that each node sets."""
+    commit = request.program.code.commit if request.program else ""
+    found = {ENV_COMMIT: commit, **request.variables} if commit else request.variables
+    own = sorted(OF_EACH_NODE & {*found}) if on == Placement.NODES and nodes.high > 1 else []
+    if not own:
+        return found, []
+    warning = f"--env {listed(own)}: left out, because each of several nodes has a value of its own"
+    return {name: value for name, value in found.items() if name not in own}, [warning]
 
 
 def _training_s(config: RunConfig, expected: Expected | None) -> int | None:

@@ -9,14 +9,15 @@ import ast
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from contract import command, requirements
-from contract.nodes import Range
+from contract.nodes import SHARED_DIR, Range
 from contract.text import listed
 from trainctl.aws.errors import UsageError
+from trainctl.jobs import other_systems
 from trainctl.jobs.code_folder import CodeFolder
 
 #: Signs of a program whose processes share their work, or that asks which of them it is.
@@ -127,6 +128,24 @@ class Program:
                 "--nodes 1"
             )
 
+    def foreign(self, variables: Collection[str], *, has_own_base: bool) -> list[str]:
+        """Words of another system in its command that are probable mistakes.
+
+        Args:
+            variables: of the job.
+            has_own_base: True if the deployment's images have a base of its own.
+
+        Raises:
+            UsageError: the command certainly cannot run.
+        """
+        may_bring = bool(self._packages) or has_own_base or "PATH" in variables
+        own = None if may_bring else requirements.scripts_of(self._folder)
+        texts = (path.read_text(errors="replace") for path in self._imports)
+        expands = any("expandvars" in text for text in texts)
+        return other_systems.check(
+            self._commands, known=variables, own_programs=own, expands=expands
+        )
+
     def warnings(self, options: Sequence[str]) -> list[str]:
         """Probable mistakes in the program and its command.
 
@@ -147,10 +166,21 @@ class Program:
             found.append(
                 f"{listed(unread)}: not read; list the packages in {requirements.REQUIREMENTS_TXT}"
             )
-        return [*found, *self._absent()]
+        return [*found, *self._unreadable(), *self._absent()]
+
+    def _unreadable(self) -> Iterator[str]:
+        """Python files of the program that this machine's Python cannot read, in words."""
+        for path in self.entries:
+            try:
+                with warnings.catch_warnings(action="ignore"):
+                    ast.parse(path.read_bytes())
+            except SyntaxError as error:
+                name = path.relative_to(self._folder)
+                yield f"{name}, line {error.lineno}: {error.msg} (SyntaxError of this Python)"
 
     def _absent(self) -> Iterator[str]:
         """Paths in the command that no node will have, in words."""
+        own = ("/tmp", "/dev", "/proc", "/usr", "/bin", "/opt/venv", SHARED_DIR)
         uploaded = {path.resolve() for path in self._files.values()}
         uploaded |= {folder for path in uploaded for folder in path.parents}
         before = ""
@@ -167,6 +197,11 @@ class Program:
                 yield f"{text}, which the command names, is not uploaded: {self._lack(path)}"
             elif path.exists() and path.is_relative_to(os.path.expanduser("~")):
                 yield f"{text}, which the command names, is a path of this machine"
+            elif os.path.isabs(text) and not text.startswith(own):
+                yield (
+                    f"{text}, which the command names, is not on a node unless something makes it "
+                    "there: data are in the bucket, or below the mount of shared_storage"
+                )
             # Hydra looks for it in a folder that its program names.
             elif (
                 _SETTINGS.fullmatch(text)

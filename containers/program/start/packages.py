@@ -32,7 +32,7 @@ from containers.program.files.s3_files import PreparationStopped
 from containers.program.start import host_cache
 from containers.program.start.process import ProgramProcess
 from contract.errors import InputError
-from contract.requirements import PYPROJECT, UV_LOCK, file_of, python_of
+from contract.requirements import PYPROJECT, UV_LOCK, file_of, python_of, scripts_of
 
 _POLL_S: Final = 0.1
 #: What uv prints is shown once it takes longer.
@@ -83,7 +83,7 @@ def install(
     venv.create(folder, with_pip=False, symlinks=True, clear=True)
     (site_packages(folder) / "image.pth").write_text("\n".join(_image_folders()))
     if not name:
-        _take_programs(folder)
+        _take_programs(folder, code)
         return False
     began = time.monotonic()
     say(f"installing {name}")
@@ -129,7 +129,7 @@ def install(
             )
         raise InputError(f"{name} cannot be installed:\n{_tail(said)}")
     _check(folder, torch)
-    _take_programs(folder)
+    _take_programs(folder, code)
     say(f"{name}: installed in {time.monotonic() - began:.0f} s")
     return True
 
@@ -234,9 +234,16 @@ def _check(folder: Path, torch: str) -> None:
             say(_VISION.format(torch=torch, error=_tail(done.stderr, lines=1)))
 
 
-def _take_programs(folder: Path) -> None:
+def _take_programs(folder: Path, code: Path) -> None:
     """Run the image's programs, such as torchrun, by the environment's Python too, so that they
-    find its packages also where a script sets PYTHONPATH anew."""
+    find its packages also where a script sets PYTHONPATH anew; and those of the code's project."""
+    for name, function in scripts_of(code).items():
+        module, _, path = function.partition(":")  # the rest of an entry point is an object
+        there = folder / "bin" / name
+        there.write_text(
+            f"#!{folder}/bin/python\nimport sys\nimport {module}\nsys.exit({module}.{path}())\n"
+        )
+        there.chmod(0o755)
     image = Path(sys.prefix, "bin")
     for program in image.iterdir():
         there = folder / "bin" / program.name

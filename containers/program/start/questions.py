@@ -101,7 +101,7 @@ class Questions:
 
     def _refuse(self, shell: "_Shell", number: int) -> None:
         first = self.words[0]
-        if not shell.answer(f"command -v {shlex.quote(first)} >/dev/null && echo '{MARK}'"):
+        if not shell.answer(f"type -P {shlex.quote(first)} >/dev/null && echo '{MARK}'"):
             raise InputError(
                 f"{first} cannot be run: neither the images nor the job's packages have a program "
                 "of this name"
@@ -112,13 +112,16 @@ class Questions:
         for each in filter(lambda each: each.is_certain, commands):
             # One that names its rank may be meant to run on each node by itself.
             is_own = "--standalone" in each.words and "RANK" in " ".join(each.raw)
-            if each.launcher in ("torchrun", "accelerate") and not is_own:
+            if each.launcher in ("torchrun", "accelerate", "composer") and not is_own:
                 asked = self._asked(each.launcher, str(number), str(self.gpus), *each.arguments)
                 if found := shell.answer("\n".join([*each.assignments, asked])):
                     raise InputError(f"{each.launcher}: {found[0]}")
         # Of what runs without a shell: a script may prepare more.
         program = commands[0].program
-        if program.endswith(".py") and (self.work / program).is_file():
+        if program.startswith("-m "):
+            found = shell.answer(self._asked("module", shlex.quote(program.removeprefix("-m "))))
+            self._refuse_imports("the command", found)
+        elif program.endswith(".py") and (self.work / program).is_file():
             found = shell.answer(self._asked("imports", shlex.quote(program)))
             self._refuse_imports(program, found)
 
@@ -128,7 +131,7 @@ class Questions:
             raise InputError(missing[0])
         if missing:
             raise InputError(
-                f"{program} imports {listed(missing)}, which neither the images nor the job's list "
+                f"{program} needs {listed(missing)}, which neither the images nor the job's list "
                 "of packages have: add the package to the list"
             )
 

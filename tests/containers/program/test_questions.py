@@ -4,17 +4,23 @@ parser, the shell and Python; what only the nodes can know is left to them."""
 import json
 import os
 import shlex
+import subprocess
 import sys
+from argparse import Namespace
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from containers.program.start import ask
+from containers.program.start.code import STARTUP
 from containers.program.start.on_node import NodePlace, accelerate_config, launcher_environment
 from containers.program.start.questions import Questions
 from contract.errors import InputError
 from contract.nodes import Range
+from tests.published.launch_lines import LINES, Line
 
 #: Options of torchrun on two nodes with a GPU each: it can start, and it cannot.
 START = (
@@ -87,6 +93,63 @@ def test_accelerate_finds_the_nodes_of_a_job_by_its_words_and_its_file(
     assert [wrong in each for each in found] == [True] * bool(wrong)
 
 
+@pytest.mark.parametrize(
+    ("found", "wrong"),
+    [
+        ({"world_size": 16, "node_rank": 1, "master_addr": "10.0.0.1"}, ""),
+        ({"world_size": 8, "node_rank": 1, "master_addr": "10.0.0.1"}, "world_size"),
+        ({"world_size": 16, "node_rank": 0, "master_addr": "10.0.0.1"}, "node_rank"),
+        ({"world_size": 16, "node_rank": 1, "master_addr": "127.0.0.1"}, "master_addr"),
+        (ValueError("node_rank(1) != 0 is not valid."), "not valid: give --world_size"),
+    ],
+)
+def test_composer_finds_the_nodes_of_a_job_or_does_not(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, object] | ValueError, wrong: str
+) -> None:
+    # Composer's launcher returns such a namespace, or raises (mosaicml 0.32.1).
+    def parse() -> Namespace:
+        if isinstance(found, ValueError):
+            raise found
+        return Namespace(nproc=torch.cuda.device_count(), **found)
+
+    package = SimpleNamespace(launcher=SimpleNamespace(_parse_args=parse))
+    monkeypatch.setitem(sys.modules, "composer", SimpleNamespace(cli=package))
+    monkeypatch.setitem(sys.modules, "composer.cli", package)
+    monkeypatch.setattr(torch.cuda, "device_count", torch.cuda.device_count)
+    monkeypatch.setattr(sys, "argv", ["ask.py"])
+    answers = [*ask.composer(["train.py"], 2, 8)]
+    assert [wrong in each for each in answers] == [True] * bool(wrong)
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        # Each node by itself, which may be meant.
+        ("--nnodes 1 --node-rank 0 --master_addr localhost main.py", False),
+        ("--standalone main.py", True),
+        ("--master_addr localhost main.py", True),
+        ("--node-rank 1 main.py", True),
+        ("--rdzv-backend c10d main.py", True),
+    ],
+)
+def test_a_torchrun_that_would_wait_for_other_nodes_in_vain_ends_on_its_node(
+    tmp_path: Path, words: str, refused: bool
+) -> None:
+    place = NodePlace(number=0, rank=0, start=0, addresses=("10.0.0.1", "10.0.0.2"), gpus=0)
+    (tmp_path / "main.py").write_text("print('ran')")
+    # A program that starts it in its turn: no reader of commands sees that.
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words.split()],
+        cwd=tmp_path,
+        env={**os.environ, **launcher_environment(place), "PYTHONPATH": str(STARTUP)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode != 0, "ran" in done.stdout) == (refused, not refused)
+    assert ("error: torchrun: --" in done.stderr) is refused
+
+
 #: A script such as torchtitan's, with the default of a variable.
 NGPU = 'NGPU=${NGPU:-"8"}\ntorchrun --nproc_per_node=${NGPU} train.py\n'
 OPTIONAL = """\
@@ -110,7 +173,8 @@ if os.environ.get("X"):
         ("torchrun train.py", {}, Range(1, 2), ""),
         ("torchrun --nnodes 3 train.py", {}, Range(1, 2), "--nnodes is 3"),
         ("torchrun --nnodes 2 train.py", {}, Range(1, 2), ""),  # it may get two
-        ("accelerate launch --machine_rank $NODE_RANK train.py", {}, Range(2, 2), ""),
+        ("sh -c 'accelerate launch --machine_rank $NODE_RANK train.py'", {}, Range(2, 2), ""),
+        ("torchrun --node_rank $NODE_RANK train.py", {}, Range(2, 2), "invalid int value"),
         # The shell gives variables their values, and only a certain command is asked.
         ("bash run.sh", {"run.sh": NGPU}, Range(1, 1), "--nproc-per-node is 8"),
         ("bash run.sh 1", {"run.sh": "N=$1\ntorchrun --nnodes ${N:-4} train.py"}, Range(2, 2), ""),
@@ -159,12 +223,29 @@ if os.environ.get("X"):
 def test_only_a_certain_no_ends_a_job_before_its_workers_come(
     tmp_path: Path, command: str, files: dict[str, str], nodes: Range, reason: str
 ) -> None:
-    for name, text in {"train.py": "", **files}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+    ask_about(tmp_path, shlex.split(command), files, nodes, reason)
+
+
+@pytest.mark.parametrize(
+    "line", [each for each in LINES if not each.on_laptop], ids=lambda line: line.source
+)
+def test_launch_lines_of_other_systems_end_a_job_before_its_workers_come(
+    tmp_path: Path, line: Line
+) -> None:
+    words = ["bash", "run.sh"] if line.is_script else line.text.split()
+    files = {"run.sh": line.text} if line.is_script else {}
+    ask_about(tmp_path, words, files, Range(2, 2), line.refusal)
+
+
+def ask_about(
+    folder: Path, words: list[str], files: dict[str, str], nodes: Range, reason: str
+) -> None:
+    for name, text in {"train.py": "", "main.py": "", **files}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
     questions = Questions(
-        words=shlex.split(command),
-        work=tmp_path,
+        words=words,
+        work=folder,
         variables={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         nodes=nodes,
         gpus=1,

@@ -6,7 +6,8 @@ through Ray. An exception that nothing catches is noted for the job's outcome, a
 code that a shell may ignore (``containers/program/watch/ends.py``), unless the shell expects a
 failure; what the program prints is written line by line; Ray gets the defaults of
 ``containers/program/start/ray_defaults.py``; steps are counted by
-``containers/program/watch/steps.py``; torchvision fetches FashionMNIST over HTTPS. These files are
+``containers/program/watch/steps.py``; torchvision fetches FashionMNIST over HTTPS;
+a torchrun that would wait for the other nodes in vain ends. These files are
 found by their place, because a user's code may have a package called ``containers``.
 """
 
@@ -138,6 +139,24 @@ def _fetch_over_https(module: Any) -> None:
     module.FashionMNIST.mirrors = [place]
 
 
+def _refuse_apart(module: Any) -> None:
+    """End a torchrun that a program of the job starts in such a way that it waits for the other
+    nodes in vain; one that names fewer nodes than the job's may be meant so."""
+    begin = module.elastic_launch.__init__
+
+    def begin_together(self: Any, config: Any, *others: Any, **named: Any) -> None:
+        address, reasons = config.rdzv_endpoint, []
+        if config.max_nodes >= int(os.environ["NUM_NODES"]):
+            ask = _load("_train_ask", _HERE.parent / "ask.py")
+            rank = config.rdzv_configs.get("rank")
+            reasons = [*ask.apart(config.rdzv_backend, address, rank, int(os.environ["NODE_RANK"]))]
+        if reasons:
+            sys.exit(f"error: torchrun: {reasons[0]}")
+        begin(self, config, *others, **named)
+
+    module.elastic_launch.__init__ = begin_together
+
+
 _print_whole_lines()
 # As in contract.nodes; a test compares them.
 if _errors := os.environ.get("TRAIN_ERRORS"):
@@ -148,6 +167,8 @@ if _errors := os.environ.get("TRAIN_ERRORS"):
     if _is_noted:
         _note_errors(_errors)
 _changes: Dict[str, Callable[[Any], None]] = {"torchvision.datasets.mnist": _fetch_over_https}
+if os.environ.get("NUM_NODES", "1") != "1" and "NODE_RANK" in os.environ:
+    _changes["torch.distributed.launcher.api"] = _refuse_apart
 if os.environ.get("TRAIN_WATCH"):
     _changes.update(_load("_train_steps", _HERE.parents[1] / "watch" / "steps.py").CHANGES)
 # A program that runs beside Ray, in a job that keeps what it saves.
