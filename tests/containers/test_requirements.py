@@ -228,6 +228,16 @@ def test_packages_in_a_folder_src_are_found(tmp_path: Path) -> None:
     assert source_folders(code) == (".", "src")
 
 
+def test_programs_of_the_folders_own_project_run(tmp_path: Path) -> None:
+    listed = "[project]\nname = 'x'\nscripts = {mine = 'tool:App.run', other = 'tool'}\n"
+    tool = "class App:\n    def run():\n        return 7\n"
+    code = folder_with(tmp_path / "code", pyproject__toml=listed, tool__py=tool)
+    install(code)
+    program = tmp_path / "code-environment" / "bin" / "mine"
+    done = subprocess.run([program], cwd=code, env={"PYTHONPATH": "."}, check=False)
+    assert done.returncode == 7
+
+
 def test_included_lists_editable_folders_and_constraints_count(tmp_path: Path) -> None:
     wheel = write_wheel(tmp_path)
     code = folder_with(tmp_path / "code", requirements__txt="-r more.txt\n-c limits.txt\n")

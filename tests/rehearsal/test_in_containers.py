@@ -20,6 +20,7 @@ from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
 from tests.eventually import eventually
 from tests.rehearsal.conftest import cluster_status, command, succeeded, trainctl
+from trainctl.jobs import other_systems
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
@@ -104,6 +105,15 @@ def test_images_hold_nothing_of_the_machine_and_what_packages_are_built_with(
         " comm -23 - /tmp/all.sorted | head -n 3",
     )
     assert found.split() == []
+
+
+def test_the_laptop_knows_each_program_of_the_images(deployment: Rehearsal) -> None:
+    """Add what is missing to ``contract/image_programs.txt``."""
+    no_program = re.compile(r"__pycache__|.*\.(py|ps1)|Activate.*", re.IGNORECASE)
+    for name in images(deployment):
+        found = inside(deployment, name, "ls -1 $(echo $PATH | tr : ' ') 2>/dev/null | grep -v :$")
+        programs = {each for each in found.split() if not no_program.fullmatch(each)}
+        assert programs - other_systems.programs() == set()
 
 
 def test_an_image_trains_without_a_network_on_a_file_system_that_cannot_be_written(

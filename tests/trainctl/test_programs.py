@@ -165,6 +165,17 @@ def test_a_script_of_one_process_gets_one_node_or_a_warning(
     assert nodes > 1 or not said.err
 
 
+def test_a_variable_that_each_node_sets_is_not_sent(account: Account, code: Path, cli: Cli) -> None:
+    (code / "mine.py").write_text(DIST)
+    own = ("--env", "MASTER_ADDR=localhost", "--env", "A=b", "--code", str(code))
+    said = cli("submit --yes --nodes 2", *own, "--", "torchrun", "mine.py")
+    assert "MASTER_ADDR" in said.err
+    cli("submit --yes --nodes 1 --run other", *own, "--", "torchrun", "mine.py")
+    several, one = (order.variables for order in account.orders)
+    assert several == {name: one[name] for name in several}
+    assert {*one} - {*several} == {"MASTER_ADDR"}
+
+
 def test_where_the_head_trains_a_script_of_one_process_runs_there_and_nowhere_else(
     account: Account, code: Path, cli: Cli
 ) -> None:
@@ -223,6 +234,10 @@ OF_SETTINGS = {"settings.py": "class A:\n    max_hours: int\n"}
         (DIST, IN_GIT, f"{RUN} --config conf/base.yaml", ["conf/base.yaml"]),
         (DIST, IN_GIT, f"{RUN} --x HOME/data /tmp", ["HOME/data"]),
         (DIST, {}, f"{RUN} --csv ../data", ["outside"]),
+        # A path of another system; those that each node has, and what the program writes.
+        (DIST, {}, f"{RUN} --data /fsx-shared/ILSVRC --tmp /tmp/x", ["/fsx-shared/ILSVRC"]),
+        (DIST, {}, f"{RUN} --data /mnt/shared/a --log-dir /logs", []),
+        ("x = = 1\n", {}, RUN, ["train.py, line 1"]),
         # What is uploaded, what the program writes, and what is no path.
         (DIST, IN_GIT, f"{RUN} --config real.yaml --config-name base.toml --dir inner", []),
         (DIST, IN_GIT, f"{RUN} --output_dir outputs --log data --metrics-out m.json", []),
