@@ -142,6 +142,23 @@ def test_packages_lie_beside_those_of_the_image_which_are_not_taken_again(
     assert "torchvision cannot" not in said
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_package_of_the_image_that_the_list_breaks_is_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fits: bool
+) -> None:
+    """As litgpt's huggingface_hub 1.3 breaks transformers 5.23."""
+    write_wheel(tmp_path, name="huggingface_hub", version="1.3.7")
+    if fits:
+        older = {"name": "transformers", "version": "5.0.0", "requires": "huggingface_hub<1.4"}
+        write_wheel(tmp_path, **older)  # type: ignore[arg-type]
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    code = folder_with(tmp_path / "code", requirements__txt="huggingface_hub==1.3.7\n")
+    renewed = ["transformers.py"] if fits else []
+    assert names(install(code)) == ["huggingface_hub.py", *renewed]
+    warned = "WARNING: transformers requires `huggingface-hub" in capsys.readouterr().err
+    assert warned is not fits
+
+
 @pytest.mark.parametrize("fitting", [[], ["torchvision.py"]])
 def test_another_torch_brings_its_own_torchvision_if_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fitting: list[str]
@@ -187,9 +204,10 @@ def test_torchvision_comes_from_the_index_of_the_images_torch(
     asked: list[tuple[str | None, ...]] = []
 
     def uv(
-        _words: list[str], _code: Path, variables: dict[str, str], _stop: object
+        words: list[str], _code: Path, variables: dict[str, str], _stop: object
     ) -> tuple[int, str]:
-        asked.append((variables.get("UV_TORCH_BACKEND"), variables.get("UV_DEFAULT_INDEX")))
+        if words[1] == "install":
+            asked.append((variables.get("UV_TORCH_BACKEND"), variables.get("UV_DEFAULT_INDEX")))
         return 0, ""
 
     monkeypatch.setattr(packages, "_uv", uv)

@@ -121,6 +121,8 @@ def install(
             failed, said = _uv([*command, *more], code, variables, should_stop)
             if not failed or (more or [f"torch=={torch}"])[0] not in said:
                 break
+        if not failed:
+            _renew_broken([*command, *more], folder, code, variables, should_stop)
     if failed:
         if f"ray=={ray}" in said:
             said += (
@@ -132,6 +134,23 @@ def install(
     _take_programs(folder, code)
     say(f"{name}: installed in {time.monotonic() - began:.0f} s")
     return True
+
+
+def _renew_broken(
+    command: list[str],
+    folder: Path,
+    code: Path,
+    variables: Mapping[str, str],
+    should_stop: Callable[[], bool],
+) -> None:
+    """Install again what the new packages have broken, in versions that go with them: a package of
+    the image, such as transformers, may require another version than the list has brought."""
+    check = ["pip", "check", "--python", str(folder / "bin" / "python")]
+    failed, said = _uv(check, code, variables, should_stop)
+    broken = dict(re.findall(r"(?m)^The package `([\w.-]+)` (requires .*)", said))
+    if failed and broken and _uv([*command, *broken], code, variables, should_stop)[0]:
+        for name, lack in broken.items():
+            say(f"WARNING: {name} {lack}")
 
 
 def _check_python(wanted: str, version: str) -> None:
@@ -210,7 +229,7 @@ def _show_image(folder: Path) -> None:
         if metadata is None or there.exists():
             continue
         there.mkdir()
-        files = {"METADATA": metadata, "INSTALLER": _IMAGE}
+        files = {"METADATA": metadata, "INSTALLER": _IMAGE, "WHEEL": each.read_text("WHEEL") or ""}
         files["RECORD"] = "".join(f"{there.name}/{file},,\n" for file in (*files, "RECORD"))
         for file, text in files.items():
             (there / file).write_text(text, encoding="utf-8")
