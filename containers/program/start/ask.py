@@ -44,12 +44,12 @@ def torchrun(words: Sequence[str], num_nodes: int, gpus: int) -> Iterator[str]:
         yield f"--nproc-per-node is {args.nproc_per_node}, and a node has {gpus} GPUs: {_LEAVE}"
 
 
-def apart(backend: str, address: str, node_rank: int | None, rank: int) -> Iterator[str]:
+def apart(backend: str, address: str | None, node_rank: int | None, rank: int) -> Iterator[str]:
     """Reasons why the torchrun of one of several nodes would wait for the others in vain.
 
     Args:
         backend: of its rendezvous.
-        address: at which the nodes meet.
+        address: at which the nodes meet; None: not asked.
         node_rank: as its words have it.
         rank: of the node.
     """
@@ -59,7 +59,7 @@ def apart(backend: str, address: str, node_rank: int | None, rank: int) -> Itera
         yield f"--rdzv-backend is {backend}, which needs {package}: {_LEAVE}"
     if is_static and node_rank != rank:
         yield _rank("--node-rank", node_rank)
-    if _HERE.fullmatch(address):
+    if address is not None and _HERE.fullmatch(address):
         option = "--master-addr" if is_static else f"--rdzv-endpoint of {backend}"
         yield _address(option, address)
 

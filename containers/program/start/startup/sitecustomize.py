@@ -145,10 +145,12 @@ def _refuse_apart(module: Any) -> None:
     begin = module.elastic_launch.__init__
 
     def begin_together(self: Any, config: Any, *others: Any, **named: Any) -> None:
-        address, reasons = config.rdzv_endpoint, []
+        reasons = []
         if config.max_nodes >= int(os.environ["NUM_NODES"]):
             ask = _load("_train_ask", _HERE.parent / "ask.py")
-            rank = config.rdzv_configs.get("rank")
+            address, rank = config.rdzv_endpoint, config.rdzv_configs.get("rank")
+            if address.rpartition(":")[0] == os.environ.get("PET_MASTER_ADDR"):
+                address = None  # the job's own
             reasons = [*ask.apart(config.rdzv_backend, address, rank, int(os.environ["NODE_RANK"]))]
         if reasons:
             sys.exit(f"error: torchrun: {reasons[0]}")
