@@ -28,9 +28,11 @@ _SHARES: Final = re.compile(
 )
 #: No path of a file is longer.
 _LONGEST: Final = 255
-#: Relative paths of files with settings; and names of what a program writes.
-_SETTINGS: Final = re.compile(r"[\w-][\w./-]*\.(ya?ml|json|toml)")
+#: Names of what a program writes, and relative paths of files with settings that it reads.
 _WRITTEN: Final = re.compile(r"out|save|log|report|dump|dest|result|>")
+_SETTINGS: Final = re.compile(rf"(?!.*(?:{_WRITTEN.pattern}))[\w-][\w./-]*\.(ya?ml|json|toml)")
+#: Folders that each node has.
+_OF_NODES: Final = ("/tmp", "/dev", "/proc", "/usr", "/bin", "/opt/venv", SHARED_DIR)
 
 
 class Import(NamedTuple):
@@ -180,35 +182,36 @@ class Program:
 
     def _absent(self) -> Iterator[str]:
         """Paths in the command that no node will have, in words."""
-        own = ("/tmp", "/dev", "/proc", "/usr", "/bin", "/opt/venv", SHARED_DIR)
         uploaded = {path.resolve() for path in self._files.values()}
         uploaded |= {folder for path in uploaded for folder in path.parents}
+        for text in self._paths():
+            path, is_absolute = self._folder / text, os.path.isabs(text)
+            if path.resolve() in uploaded:
+                continue
+            if path.exists() and not is_absolute:
+                yield f"{text}, which the command names, is not uploaded: {self._lack(path)}"
+            elif path.exists() and path.is_relative_to(os.path.expanduser("~")):
+                yield f"{text}, which the command names, is a path of this machine"
+            elif is_absolute and not text.startswith(_OF_NODES):
+                yield (
+                    f"{text}, which the command names, is not on a node unless something makes it "
+                    "there: data are in the bucket, or below the mount of shared_storage"
+                )
+            # Hydra looks for it in a folder that its program names.
+            elif _SETTINGS.fullmatch(text) and command.find(text, self._files) is None:
+                yield f"{text}, which the command names, is not in {self._folder}"
+
+    def _paths(self) -> Iterator[str]:
+        """Words of the command that may be paths of what it reads."""
         before = ""
         for word in " ".join(self._words).split():
             name, equals, value = word.partition("=")
             text = (value if equals else word).strip("\"';")
             option = name if equals else before
             before = word if word.startswith("-") or ">" in word else ""
-            path = self._folder / text
-            is_known = len(text) > _LONGEST or path.resolve() in uploaded
-            if is_known or text.startswith("-") or _WRITTEN.search(option):
-                continue
-            if path.exists() and not os.path.isabs(text):
-                yield f"{text}, which the command names, is not uploaded: {self._lack(path)}"
-            elif path.exists() and path.is_relative_to(os.path.expanduser("~")):
-                yield f"{text}, which the command names, is a path of this machine"
-            elif os.path.isabs(text) and not text.startswith(own):
-                yield (
-                    f"{text}, which the command names, is not on a node unless something makes it "
-                    "there: data are in the bucket, or below the mount of shared_storage"
-                )
-            # Hydra looks for it in a folder that its program names.
-            elif (
-                _SETTINGS.fullmatch(text)
-                and not _WRITTEN.search(text)
-                and command.find(text, self._files) is None
-            ):
-                yield f"{text}, which the command names, is not in {self._folder}"
+            is_path = len(text) <= _LONGEST and not text.startswith("-")
+            if is_path and not _WRITTEN.search(option):
+                yield text
 
     def _lack(self, path: Path) -> str:
         """Reason why a path of this machine is not uploaded."""

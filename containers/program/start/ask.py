@@ -83,8 +83,8 @@ def accelerate(words: Sequence[str], num_nodes: int, gpus: int) -> Iterator[str]
 def composer(words: Sequence[str], num_nodes: int, gpus: int) -> Iterator[str]:
     """Contradictions between a job and the words of its ``composer``."""
     import torch
-    from composer.cli import launcher
 
+    launcher = importlib.import_module("composer.cli.launcher")  # of the job's own packages
     torch.cuda.device_count = lambda: gpus  # its default
     sys.argv[1:] = words
     size = "--world_size $((NUM_NODES * GPUS_PER_NODE)) in sh -c '...'"

@@ -112,9 +112,9 @@ def test_composer_finds_the_nodes_of_a_job_or_does_not(
             raise found
         return Namespace(nproc=torch.cuda.device_count(), **found)
 
-    package = SimpleNamespace(launcher=SimpleNamespace(_parse_args=parse))
-    monkeypatch.setitem(sys.modules, "composer", SimpleNamespace(cli=package))
-    monkeypatch.setitem(sys.modules, "composer.cli", package)
+    launcher = SimpleNamespace(_parse_args=parse)
+    for name in ("composer", "composer.cli", "composer.cli.launcher"):
+        monkeypatch.setitem(sys.modules, name, launcher)
     monkeypatch.setattr(torch.cuda, "device_count", torch.cuda.device_count)
     monkeypatch.setattr(sys, "argv", ["ask.py"])
     answers = [*ask.composer(["train.py"], 2, 8)]
