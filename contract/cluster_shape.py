@@ -16,6 +16,8 @@ from contract.typed_json import from_json, loads
 
 #: How hosts of a pool are paid for.
 MARKETS: Final = ("spot", "on-demand", "reserved")
+#: Worker nodes of a deployment, or of a pool, at most.
+MOST_WORKERS: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

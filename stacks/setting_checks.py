@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, NoReturn
 
+from contract.cluster_shape import MOST_WORKERS
 from contract.errors import InputError
 from contract.instance_types import PERSISTENT, PERSISTENT_GIB_MONTH, SCRATCH
 from contract.job import MAIL, MAX_SECONDS
@@ -90,11 +91,10 @@ CHOICES: Final[Mapping[str, tuple[str | int, ...]]] = {
 #: Numbers: the least and the most.
 NUMBERS: Final[Mapping[str, tuple[int, int]]] = {
     "max_heads": (1, 16),
-    "max_workers": (1, 128),
+    "max_workers": (1, MOST_WORKERS),
     "max_job_hours": (1, MAX_SECONDS // 3600),
     "max_jobs_per_user": (0, 16),
     "monthly_budget_usd": (0, 100_000_000),
-    # No alarm on a query looks back further than three hours.
 }
 
 

@@ -26,7 +26,9 @@ def wait(what: str, left: Any, context: Any) -> None:
     """Wait until `left()` is empty; leave time to answer."""
     while found := left():
         if context.get_remaining_time_in_millis() < 30_000:
-            raise TimeoutError(f"{what} still there: {', '.join(found)}")
+            # CloudFormation takes an answer of 4,096 bytes.
+            names, number = ", ".join(found[:10]), len(found)
+            raise TimeoutError(f"{number} {what} still there: {names}{', ...' * (number > 10)}")
         time.sleep(5)
 
 

@@ -310,7 +310,7 @@ def test_what_does_not_end_is_named_before_the_function_is_cut_off(aws: Aws, cal
     aws.model.times = Times(terminates=(10_000, 10_000))
     status, reason, _ = call("Delete", "TerminateHosts")
     assert status == "FAILED"
-    assert reason == "TimeoutError: hosts still there: i-1, i-2"
+    assert reason == "TimeoutError: 2 hosts still there: i-1, i-2"
     assert 860 <= aws.slept <= 880, "15 minutes, less the time to answer"
     # A second try, when the groups are gone, waits for them again.
     aws.groups_gone = True

@@ -120,6 +120,26 @@ def test_without_nodes_the_gpus_are_those_of_the_job(
     assert (plan["pools"], plan["nodes"]["low"]) == (pools, nodes)
 
 
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        *((f"--gpus {word}", ["TYPE:N"]) for word in ("4", "l40s:0", "l40s:-1", "l40s:x")),
+        ("--gpus l40:4", ["did you mean l40s?"]),
+        ("--gpus l40s:6", ["pool l40s is left out", "no multiple of the 4"]),
+        ("--pool l4 --nodes 99", ["pool l4 takes", "setting pools"]),
+        ("--nodes 99", ["this deployment takes", "-c max_workers=99"]),
+        ("--nodes 129", ["128 at most"]),
+        ("--pool=", ["empty"]),
+    ],
+)
+def test_hosts_that_are_not_there_are_refused_with_the_way_to_say_it(
+    account: Account, cli: Cli, options: str, parts: list[str]
+) -> None:
+    account.shape["pools"] = dict(POOLS)
+    error = cli.refuses("plan ddp", *options.split())
+    assert [part for part in parts if part not in error.err] == []
+
+
 def test_hosts_that_a_job_by_gpus_has_no_use_for_are_left_out_or_refused(
     account: Account, code: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, product
@@ -12,7 +12,8 @@ from typing import Annotated, Final
 
 import typer
 
-from contract.cluster_shape import MARKETS, ClusterShape
+from contract.cluster_shape import MARKETS, MOST_WORKERS, ClusterShape
+from contract.instance_types import InstanceType
 from contract.job import (
     DEFAULT_CAPACITY_WAIT_S,
     DEFAULT_HANG_S,
@@ -24,7 +25,7 @@ from contract.job import (
     Priority,
 )
 from contract.nodes import DEFAULT_POOL, Range
-from contract.text import counted
+from contract.text import counted, did_you_mean
 from contract.times import COUNTS_AS_HIGH_S, DEFAULT_GRACE_S, MAX_GRACE_S
 from trainctl.aws.errors import UsageError
 from training import recipes
@@ -34,6 +35,8 @@ MAX_HOURS: Final = MAX_SECONDS / 3600
 START_S: Final = 3600
 #: Number of worker nodes that the GPUs of a job do not decide.
 _ANY: Final = -1
+#: A value of ``--gpus``.
+_GPUS: Final = re.compile(r"[a-z][a-z0-9-]*(:[1-9][0-9]{0,3})?")
 #: The deployment in each pool of a job, its worker nodes, and why pools are left out.
 Ladder = tuple[dict[str, ClusterShape], Range | None, list[str]]
 
@@ -271,6 +274,8 @@ class JobOptions:
         Raises:
             InputError, UsageError: there is no such pool, or none that fits.
         """
+        if "" in (self.pool, self.gpus, self.market):
+            raise UsageError("--pool, --gpus and --market: an empty value names no hosts")
         if self.pool and (self.gpus or self.market):
             raise UsageError(f"--pool is {self.pool}: give it, or --gpus and --market")
         if self.pool or not self.names_pools:
@@ -284,6 +289,8 @@ class JobOptions:
         if {*chain(*markets)} - {*MARKETS}:
             raise UsageError(f"--market is {self.market}: give one or more of {', '.join(MARKETS)}")
         kinds = self.gpus.lower().split(",") if self.gpus else [None]
+        if wrong := [each for each in kinds if each and not _GPUS.fullmatch(each)]:
+            raise UsageError(f"--gpus is {wrong[0]!r}: give TYPE or TYPE:N, such as a10g:4")
         # Where a type's hosts have more GPUs or fewer: those of which the job needs the fewest.
         offers = [
             sorted(_offers(shape, kind, each_has=nodes is not None), key=itemgetter(1))
@@ -304,16 +311,13 @@ class JobOptions:
                     found[name], nodes = each, own
 
         left_out = [f"pool {name} is left out: {reason}" for name, reason in why.items() if reason]
+        for kind, of_kind in zip(kinds, offers, strict=True):
+            left_out += _not_offered(there, kind, {name for name, _ in of_kind})
         if not found:
             has = ", ".join(f"{name} ({each.words})" for name, each in there.items())
             asked = f"--gpus {self.gpus or 'of the default'}, --market {self.market or 'any'}"
             raise UsageError("; ".join([f"{asked}: no pool fits, of {has}", *left_out]))
-        unknown = [
-            f"no pool has {kind!r} of --gpus"
-            for kind, of_kind in zip(kinds, offers, strict=True)
-            if not of_kind
-        ]
-        return found, nodes, [*left_out, *unknown]
+        return found, nodes, left_out
 
     def check_fit(self, shape: ClusterShape) -> None:
         """
@@ -384,12 +388,10 @@ def _offers(
     kind, _, count = (wanted or "").partition(":")
     for name, there in shape.in_pools.items():
         gpu, number = there.worker.gpu, there.worker.num_gpus
-        # "NVIDIA A100-SXM4-80GB" is an a100, and an L40S is no l4.
-        words = gpu.name.lower().replace(" ", "-") if kind and gpu else ""
         if wanted is None:
             has_it = (gpu, number) == (shape.worker.gpu, shape.worker.num_gpus)
         else:
-            has_it = re.search(rf"\b{re.escape(kind)}\b", words) is not None
+            has_it = _has(there.worker, kind)
         if has_it and (each_has or not count.isdecimal()):
             if count in ("", str(number)):
                 yield name, _ANY
@@ -399,16 +401,48 @@ def _offers(
                 yield name, nodes
 
 
-def check_nodes(shape: ClusterShape, wanted: Range) -> Range:
+def _has(machine: InstanceType, kind: str) -> bool:
+    """True for GPUs of a kind: "NVIDIA A100-SXM4-80GB" is an a100, and an L40S is no l4."""
+    return kind in _kinds(machine)
+
+
+def _kinds(machine: InstanceType) -> list[str]:
+    return re.split("[ -]", machine.gpu.name.lower()) if machine.gpu else []
+
+
+def _not_offered(
+    there: Mapping[str, ClusterShape], wanted: str | None, offered: Collection[str]
+) -> Iterator[str]:
+    """Reasons why pools with GPUs such as ``a10g:6`` are not offered, or none has them."""
+    kind, _, count = (wanted or "").partition(":")
+    numbers = {
+        name: each.worker.num_gpus for name, each in there.items() if _has(each.worker, kind)
+    }
+    for name in numbers.keys() - offered:
+        yield f"pool {name} is left out: {count} is no multiple of the {numbers[name]} of a node"
+    if kind and not numbers:
+        known = [known for each in there.values() for known in _kinds(each.worker)]
+        yield f"no pool has {kind!r}: {did_you_mean(kind, known, otherwise='they have others')}"
+
+
+def check_nodes(shape: ClusterShape, wanted: Range, *, pool: str = DEFAULT_POOL) -> Range:
     """Return ``wanted`` if a deployment can start so many worker nodes.
+
+    Args:
+        pool: of these nodes.
 
     Raises:
         UsageError: it cannot.
     """
     if not shape.min_nodes <= wanted.low <= wanted.high <= shape.max_workers:
-        more = f'. More need another deploy: make deploy ARGS="-c max_workers={wanted.high} ..."'
+        what, more = "this deployment", f'make deploy ARGS="-c max_workers={wanted.high} ..."'
+        if pool != DEFAULT_POOL:
+            what, more = f"pool {pool}", f"max_workers of {pool} in its setting pools"
+        if wanted.high > MOST_WORKERS:
+            more = f"which takes {MOST_WORKERS} at most"
+        advice = f". More need another deploy: {more}" if wanted.high > shape.max_workers else ""
         raise UsageError(
-            f"--nodes is {wanted}: this deployment takes {shape.min_nodes} to {shape.max_workers} "
-            f"worker nodes{more if wanted.high > shape.max_workers else ''}"
+            f"--nodes is {wanted}: {what} takes {shape.min_nodes} to {shape.max_workers} worker "
+            f"nodes{advice}"
         )
     return wanted

@@ -314,9 +314,9 @@ def _hosts(deployment: Deployment, request: JobRequest) -> tuple[Shapes, Range, 
     shapes, wanted, left_out = options.ladder(deployment.shape, request.nodes or usual)
     most = min(each.max_workers for each in shapes.values())
     nodes = wanted or Range(most, most)
-    for each in shapes.values():
+    for name, each in shapes.items():
         options.check_fit(each)
-        check_nodes(each, nodes)
+        check_nodes(each, nodes, pool=name)
     if len({each.gpus for each in shapes.values()}) > 1:
         has = ", ".join(f"{name} has {each.worker.num_gpus}" for name, each in shapes.items())
         raise UsageError(
