@@ -296,3 +296,51 @@ def test_where_ecr_refuses_the_workflow_fails(runner: Runner, answer: Any, other
     assert outcome.jobs == dict.fromkeys(JOBS, "skipped") | {"look": "failure"}
     assert "AccessDeniedException" in outcome.said or "ECR answers KmsError" in outcome.said
     assert outcome.summary == ""
+
+
+#: ``aws ecr`` for the weekly scan: the status, then one after it, and critical findings.
+SCAN = """#!/bin/sh
+case "$*" in
+    *start-image-scan*) exit 254 ;;
+    *imageScanStatus.status*) sed -n 1p {folder}/statuses; sed -i '1{{$!d}}' {folder}/statuses ;;
+    *CRITICAL*) echo {critical} ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("statuses", "critical", "passes"),
+    [
+        # Basic scanning ends; continuous enhanced scanning does not (aws/aws-sdk#288).
+        ("IN_PROGRESS COMPLETE", "None", True),
+        ("ACTIVE", "None", True),
+        ("ACTIVE", "2", False),
+        ("SCAN_ELIGIBILITY_EXPIRED", "None", False),
+        ("UNSUPPORTED_IMAGE", "None", False),
+    ],
+)
+def test_the_weekly_scan_takes_both_modes_of_ecr(
+    tmp_path: Path, statuses: str, critical: str, passes: bool
+) -> None:
+    (tmp_path / "statuses").write_text("\n".join(statuses.split()) + "\n")
+    programs = {"aws": SCAN.format(folder=tmp_path, critical=critical), "sleep": "#!/bin/sh\n"}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    workflow = yaml.safe_load((ROOT / ".github/workflows/scan.yml").read_text())
+    (step,) = (each for each in workflow["jobs"]["scan"]["steps"] if "run" in each)
+    done = subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", step["run"]],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "HEAD": "ecr.test/a/head",
+            "WORKER": "ecr.test/a/worker",
+            "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode == 0) is passes, done.stdout + done.stderr
