@@ -22,6 +22,7 @@ from rehearsal.ministack.internals import (
 )
 from rehearsal.ministack.resource_types import Properties, Result, call, checked
 from rehearsal.models import faults, request_shape
+from rehearsal.unwritten import NAMES, SIZES, refusals
 
 TYPES = {
     **resource_types.EC2_TYPES,
@@ -45,6 +46,23 @@ def install() -> None:
     fix_function_delete()
     fix_bucket()
     fix_custom_resources()
+    refuse_unwritten()
+
+
+def refuse_unwritten() -> None:
+    """Names and sizes that no schema refuses, and AWS does."""
+    for kind in NAMES.keys() | SIZES.keys():
+        if handler := provisioners._RESOURCE_HANDLERS.get(kind):
+            handler["create"] = _refusing(kind, handler["create"])
+
+
+def _refusing(kind: str, stock: Callable[..., Result]) -> Callable[..., Result]:
+    def create(logical_id: str, properties: Properties, stack: str, *more: Any) -> Result:
+        if found := [*refusals(kind, logical_id, properties, stack)]:
+            raise ValueError("; ".join(found))
+        return stock(logical_id, properties, stack, *more)
+
+    return create
 
 
 def fix_container_definitions() -> None:
