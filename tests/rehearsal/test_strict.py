@@ -199,6 +199,19 @@ def test_a_request_has_what_its_service_knows_and_nothing_else(aws: LocalAws) ->
 
 
 # --- tasks ----------------------------------------------------------------------------------------
+def test_a_stack_ends_at_a_name_that_the_service_reserves(aws: LocalAws) -> None:
+    group = {"Type": "AWS::EC2::SecurityGroup", "Properties": {"GroupDescription": "x"}}
+    stacks = client(aws, "cloudformation")
+    for name in ("sg-mine", "mine"):
+        stacks.create_stack(StackName=name, TemplateBody=json.dumps({"Resources": {"A": group}}))
+
+    def state(name: str) -> str:
+        return str(stacks.describe_stacks(StackName=name)["Stacks"][0]["StackStatus"])
+
+    eventually("end of a stack", lambda: state("sg-mine").startswith("ROLLBACK"))
+    eventually("stack", lambda: state("mine") == "CREATE_COMPLETE")
+
+
 def make_group(aws: LocalAws, name: str, most: int = 99) -> None:
     """A group of hosts, and a capacity provider of the same name."""
     ecs, groups = client(aws, "ecs"), client(aws, "autoscaling")
