@@ -65,7 +65,8 @@ def build(app: cdk.App) -> cdk.App:
     )
     accept(app, AUDIT)
     for name, value in tags.items():
-        cdk.Tags.of(app).add(name, value)
+        # A change of its tags would replace a placement group, beside hosts that run in it.
+        cdk.Tags.of(app).add(name, value, exclude_resource_types=["AWS::EC2::PlacementGroup"])
     return app
 
 
