@@ -247,7 +247,7 @@ Frame = tuple[str, str, str]
 
 
 def _is_own(frame: Frame) -> bool:
-    return not re.search(r"/lib/python3|<frozen|^$", frame[0])
+    return not re.search(r"/lib/python3|/torch/|<frozen|^$", frame[0])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
