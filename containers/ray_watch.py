@@ -8,6 +8,7 @@ with one never counts as idle.
 """
 
 import contextlib
+import functools
 import importlib
 import os
 import pickle
@@ -34,6 +35,7 @@ _IDLE: Final = 0.01
 _OF_RAY: Final = re.compile(r"[^(]{,9}\((autoscaler|raylet|gcs_server|TrainController)\b")
 
 
+@functools.cache
 def client_of(address: str) -> Any:
     """Client of Ray's head, whose address has a port."""
     os.environ["RAY_AUTH_MODE"] = "token"
@@ -94,7 +96,6 @@ class RayWatch:
         self._life.begin(now, spins=config.worker_gpus > 0)
         # Ray is not imported while the program starts.
         self._waits_since, self._next = now, now + watch.EVERY_S
-        self._client: Any = None
         self._asked: tuple[float, bool] | None = None  # when, and if the program ends then
 
     def hear(self, line: str) -> None:
@@ -112,7 +113,7 @@ class RayWatch:
             return ""
         self._next = now + watch.EVERY_S
         ray, lines = self._ray, self._lines
-        client = self._client = self._client or client_of(f"{ray.address}:{GCS_PORT}")
+        client = client_of(f"{ray.address}:{GCS_PORT}")
         ray.demand.take(read(client), now=now)
         report(client, ray.address, printed=lines.num, lines=lines.num_new, written_ns=written_ns)
 
@@ -144,10 +145,9 @@ class RayWatch:
 
 def main(head: str, node: str) -> None:
     """Report every few seconds, as long as Ray runs on this node."""
-    client = client_of(head)
     while True:
         with contextlib.suppress(Exception):  # Ray is busy
-            report(client, node)
+            report(client_of(head), node)
         time.sleep(watch.EVERY_S)
 
 

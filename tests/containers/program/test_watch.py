@@ -118,6 +118,7 @@ def head_of_ray(nodes: str, now: float = 0, gpus: int = 0, least_s: float = 0) -
 
 @patch.multiple(
     ray_watch,
+    client_of=Mock(),
     report=Mock(),
     read=lambda client: client.seen,
     _get=lambda client, name: client.samples if "signs" in name else {},
@@ -140,6 +141,7 @@ def play(
     watch = Watch(least_s)
     now = 1000.0
     watch.begin(now, spins=gpus)
+    client = ray_watch.client_of("")
     head = head_of_ray(ray, now, gpus, least_s) if ray and ends is None else None
     totals = [dict.fromkeys(("steps", "cpu", "bytes"), 0.0) for _ in range(2)]
     lines, written = [NewLines(), NewLines()], [0, 0]
@@ -176,10 +178,10 @@ def play(
             if head:
                 requests = (ResourceRequest(bundles=({},)),) * phase.asks
                 seen = RayReport(requests=requests, idle_s=(0.0,) * phase.workers)
-                head._client = Mock(samples=samples, seen=seen)
-                is_hung = head.check(now, 0) != ""
+                client.samples, client.seen = samples, seen
+                text = head.check(now, 0)
                 verdict = Verdict.SILENT if head._asked else Verdict.ALIVE
-                verdict = Verdict.HUNG if is_hung else verdict
+                verdict = Verdict.HUNG if text else verdict
             else:
                 watch.hear(now, samples)
                 verdict = watch.verdict(has_ended=has_ended)
