@@ -278,7 +278,6 @@ def test_a_node_whose_gpu_fails_later_leaves_with_the_code_of_a_bad_host(
     environment = {**os.environ, nodes.ENV_HOST_CHECK: str(request)}
     # A program runs beside its Ray.
     monkeypatch.setenv(nodes.ENV_WATCHED, "10.0.0.5:6379")
-    monkeypatch.setattr(sys, "executable", "true")
     popen = subprocess.Popen
     start = Mock(side_effect=lambda words, **more: popen(words, **more) if words == ray else Mock())
     monkeypatch.setattr(subprocess, "Popen", start)
