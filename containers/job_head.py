@@ -94,7 +94,7 @@ class Observation:
     is_stopped: bool = False
     """The head was told to end."""
     silence: str = ""
-    """What is known of a program that hangs."""
+    """Description of a program that hangs."""
     is_replaced: bool = False
     """Another job has taken over the files of the run."""
     is_unfit: bool = False
@@ -236,13 +236,12 @@ class JobHead:
             client: of S3, for what nodes tell each other there; boto3's by default.
         """
         self._config, self._ray, self._clock = config, ray, clock
-        self._spawn, self._make_mirror = spawn, make_mirror
-        self._make_questions = make_questions
+        self._spawn, self._make_mirror, self._make_questions = spawn, make_mirror, make_questions
         self._client, self._ask_worker_at = client, 0.0
         self._trains = environment.get(ENV_TRAINS, "1") == "1"
         self._storage = environment.get(ENV_STORAGE, "")
         self._environment = environment
-        self._is_stopped = False
+        self._is_stopped = self._is_unfit = False
         self._own_code = 0  # of the command itself
         self._outlived: dict[int, list[str]] = {}  # what still ran at its end
         launches = config.spec.command[1:3] == ("-m", LAUNCH)
@@ -261,7 +260,6 @@ class JobHead:
         self._is_ending = False  # to end, and has little time left
         self._watch: RayWatch | None = None
         self._silence = ""  # of a program that hangs
-        self._is_unfit = False
         self._ending: int | None = None  # exit code, of a reason to end before the command runs
 
     def run(self) -> int:
@@ -284,8 +282,7 @@ class JobHead:
             self._ray.end(keeps_workers=code in exits.TRIED_AGAIN)
 
     def _until_end(self) -> int:
-        code = self._until_up()
-        if code is not None:
+        if (code := self._until_up()) is not None:
             return code
         # A process of Ray may still write there when it is removed.
         with tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True) as folder:
@@ -303,8 +300,8 @@ class JobHead:
         if self._storage.startswith("s3://"):
             is_complete = self._decisions.capacity_at is not None
             life = Life(at=self._clock.time(), is_complete=is_complete)
-            key = runs.job_life(self._config.spec.run, self._config.job)
             with contextlib.suppress(*BUCKET_ERRORS):  # reported again soon
+                key = runs.job_life(self._config.spec.run, self._config.job)
                 self._reports.put(key, life.to_json().encode())
 
     @functools.cached_property
@@ -330,8 +327,7 @@ class JobHead:
         return None
 
     def _run_in(self, folder: Path) -> int:
-        spec = self._config.spec
-        work = folder / WORK
+        spec, work = self._config.spec, folder / WORK
         work.mkdir()
         try:
             own = user_code.prepare(spec, work, should_stop=self._must_end)
@@ -376,8 +372,7 @@ class JobHead:
         if hold is None or not self._storage.startswith("s3://"):
             return
         try:  # the keeper ends the hosts if this head does not
-            key, content = runs.job_hold(run, job), hold.to_json().encode()
-            self._reports.put(key, content)
+            self._reports.put(runs.job_hold(run, job), hold.to_json().encode())
         except BUCKET_ERRORS as error:
             say(f"the hosts are not held: {faults.text(error)}")
             return
@@ -443,8 +438,7 @@ class JobHead:
         Raises:
             InputError: it certainly cannot.
         """
-        config = self._config
-        nodes = config.spec.nodes
+        config, nodes = self._config, self._config.spec.nodes
         self._make_questions(
             words=config.spec.command,
             work=work,
@@ -499,8 +493,7 @@ class JobHead:
         if self._mirror is None:
             return ""
         with contextlib.suppress(*BUCKET_ERRORS):
-            of_ray = runs.ray_prefix(self._config.spec.run)
-            if self._reports.keys(of_ray):
+            if self._reports.keys(runs.ray_prefix(self._config.spec.run)):
                 return ""  # Ray has saved something
         return shortfall(self._mirror.newest_ns, self._clock.time())
 
@@ -530,8 +523,7 @@ class JobHead:
 
     def _release_unused(self) -> None:
         """Release worker nodes that have had nothing to do since all had joined."""
-        spec = self._config.spec
-        began = self._decisions.capacity_at
+        spec, began = self._config.spec, self._decisions.capacity_at
         if began is None or self._has_released:
             return
         if self._clock.monotonic() - began < spec.idle_s:

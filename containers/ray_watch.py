@@ -104,7 +104,7 @@ class RayWatch:
             self._lines.hear(line)
 
     def check(self, now: float, written_ns: int) -> str:
-        """What is known of a program that hangs; empty while it does not. Call this all the time.
+        """Description of a program that hangs; empty while it does not. Call this all the time.
 
         Args:
             written_ns: as in ``Signs``.

@@ -330,7 +330,7 @@ STOP_ERROR: Final = "stopped"
 
 @dataclass(frozen=True)
 class _Report:
-    """What a job's head leaves in the bucket."""
+    """Report of a job's head in the bucket."""
 
     __slots__ = ()
 
@@ -340,7 +340,7 @@ class _Report:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """What else the text holds is ignored. Raises InputError if it is another object."""
+        """Ignores what else the text holds. Raises InputError if it is another object."""
         return from_json(cls, loads(text, what="a report"), what="a report", ignores_unknown=True)
 
 

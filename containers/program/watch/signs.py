@@ -344,7 +344,7 @@ def where(found: Sequence[Found]) -> str:
 
 
 def silence(life: Watch, found: Sequence[Found], more: str = "") -> str:
-    """What is known of a program that shows no progress."""
+    """Describe a program that shows no progress."""
     return "; ".join(filter(None, (more, life.words, where(found))))
 
 
