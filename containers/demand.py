@@ -8,8 +8,6 @@ other work is never counted. Not for recipes, whose workers the laptop has count
 import importlib
 import math
 import re
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,11 +15,10 @@ from typing import Any, Final
 from contract.nodes import WORKER
 from contract.text import counted
 
-POLL_S: Final = 3.0
+#: Ray's head answers within so many seconds.
+ANSWER_S: Final = 5
 #: A program may ask, give up and ask for less: only requests that last this long count.
 MEANT_S: Final = 15.0
-#: Delay of the first look at demand, so that Ray is not imported while the job starts.
-FIRST_LOOK_S: Final = 5.0
 #: What a job's order says of a node's size. A program that asks for memory, or for resources of its
 #: own, that no node has waits for them, as on any cluster of Ray.
 _OF_SIZE: Final = ("CPU", "GPU")
@@ -88,20 +85,12 @@ def words(resources: Resources) -> str:
     return " and ".join(f"{v:g} {name}{'s' * (v > 1)}" for name, v in found.items()) or "no CPU"
 
 
-class Reader:
-    """Asks Ray's head, from inside its node."""
-
-    def __init__(self, address: str) -> None:
-        """``address``: of Ray's head, with its port."""
-        raylet: Any = importlib.import_module("ray._raylet")  # neither has types
-        self._client = raylet.GcsClient(address)
-        self._messages: Any = importlib.import_module("ray.core.generated.autoscaler_pb2")
-
-    def __call__(self) -> RayReport:
-        """Read Ray's report now. Raises Ray's own errors where it does not answer."""
-        reply = self._messages.GetClusterResourceStateReply()
-        reply.ParseFromString(self._client.get_cluster_resource_state())
-        return parse(reply.cluster_resource_state)
+def read(client: Any) -> RayReport:
+    """Read Ray's report from its head. Raises Ray's own errors where it does not answer."""
+    messages = importlib.import_module("ray.core.generated.autoscaler_pb2")
+    reply = messages.GetClusterResourceStateReply()
+    reply.ParseFromString(client.get_cluster_resource_state(ANSWER_S))
+    return parse(reply.cluster_resource_state)
 
 
 def parse(state: Any) -> RayReport:
@@ -130,7 +119,7 @@ def parse(state: Any) -> RayReport:
 
 
 class DemandWatch:
-    """Looks again and again; for a thread of its own."""
+    """Takes Ray's reports, one after the other."""
 
     def __init__(self, nodes: Sequence[Resources]) -> None:
         """``nodes``: as for ``impossible``."""
@@ -139,22 +128,13 @@ class DemandWatch:
         self.reason = ""
         """Reason why the program can never have what it asks for; empty while it can."""
         self.idle_s: tuple[float, ...] = ()
-
-    def run(self, address: str, ended: threading.Event) -> None:
-        """Look until ``ended`` is set or there is a reason. ``address``: of Ray's head."""
-        if ended.wait(FIRST_LOOK_S):
-            return
-        read = Reader(address)
-        while not self.reason and not ended.wait(POLL_S):
-            try:
-                seen = read()
-            except Exception:  # Ray is busy or ends, which the job sees itself
-                continue
-            self.take(seen, now=time.monotonic())
+        self.waits = False
+        """Something waits for resources."""
 
     def take(self, seen: RayReport, *, now: float) -> None:
         """Take note of what Ray reports at ``now``, in seconds."""
         self.idle_s = seen.idle_s
+        self.waits = bool(seen.requests)
         found = {text for each in seen.requests if (text := impossible(each, self._nodes))}
         # Ray Train takes its group back and asks again, so it may be missing once.
         self._since = {

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +41,7 @@ from containers.program.start.process import ProgramProcess, own_output
 from containers.program.start.questions import Questions
 from containers.program.start.ray_defaults import OWN_STORAGE
 from containers.program.watch.cause import LogEnd, cause, errors_in, hidden, success
+from containers.program.watch.signs import hung
 from containers.ray_head import (
     JobConfig,
     RayHead,
@@ -50,6 +50,7 @@ from containers.ray_head import (
     in_pool,
     worker_provider,
 )
+from containers.ray_watch import RayWatch
 from contract import exits, faults, runs, times
 from contract.errors import InputError
 from contract.files import WORK
@@ -92,6 +93,8 @@ class Observation:
     """Exit code of a Ray that has ended by itself."""
     is_stopped: bool = False
     """The head was told to end."""
+    silence: str = ""
+    """Description of a program that hangs."""
     is_replaced: bool = False
     """Another job has taken over the files of the run."""
     is_unfit: bool = False
@@ -154,6 +157,8 @@ class Decisions:
             return exits.RAY_FAILED, f"Ray ended on its own (exit code {seen.ray_code})"
         if seen.is_unfit:
             return exits.BAD_HOST, ""
+        if seen.silence:
+            return exits.HUNG, ""
         if seen.demand:
             return exits.ASKS_TOO_MUCH, f"the program {seen.demand}"
         return self._lack_of_capacity(seen)
@@ -176,8 +181,7 @@ class Decisions:
             # As the container's code it would mean that the head was killed, and would be retried.
             text = f"the command was killed (exit code {own}), perhaps out of memory: the job fails"
             return exits.FAILED, text
-        is_program = not (self._spec.recipe or self._spec.on == Placement.NODES)
-        if own in exits.OF_THE_SYSTEM and is_program:
+        if own in exits.OF_THE_SYSTEM and self._spec.uses_ray:
             text = f"the command's exit code {own} is reserved here: the job's is 1"
             return exits.FAILED, text
         return own, ""
@@ -232,13 +236,12 @@ class JobHead:
             client: of S3, for what nodes tell each other there; boto3's by default.
         """
         self._config, self._ray, self._clock = config, ray, clock
-        self._spawn, self._make_mirror = spawn, make_mirror
-        self._make_questions = make_questions
+        self._spawn, self._make_mirror, self._make_questions = spawn, make_mirror, make_questions
         self._client, self._ask_worker_at = client, 0.0
         self._trains = environment.get(ENV_TRAINS, "1") == "1"
         self._storage = environment.get(ENV_STORAGE, "")
         self._environment = environment
-        self._is_stopped = False
+        self._is_stopped = self._is_unfit = False
         self._own_code = 0  # of the command itself
         self._outlived: dict[int, list[str]] = {}  # what still ran at its end
         launches = config.spec.command[1:3] == ("-m", LAUNCH)
@@ -255,7 +258,8 @@ class JobHead:
         self._mirror: Mirror | None = None
         self._log_end = LogEnd()
         self._is_ending = False  # to end, and has little time left
-        self._is_unfit = False
+        self._watch: RayWatch | None = None
+        self._silence = ""  # of a program that hangs
         self._ending: int | None = None  # exit code, of a reason to end before the command runs
 
     def run(self) -> int:
@@ -278,13 +282,8 @@ class JobHead:
             self._ray.end(keeps_workers=code in exits.TRIED_AGAIN)
 
     def _until_end(self) -> int:
-        code = self._until_up()
-        if code is not None:
+        if (code := self._until_up()) is not None:
             return code
-        spec = self._config.spec
-        # The laptop counted a recipe's workers, and a program on nodes asks Ray for nothing.
-        if spec.on == Placement.HEAD and not spec.recipe:
-            self._ray.watch_demand()
         # A process of Ray may still write there when it is removed.
         with tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True) as folder:
             return self._run_in(Path(folder))
@@ -301,8 +300,8 @@ class JobHead:
         if self._storage.startswith("s3://"):
             is_complete = self._decisions.capacity_at is not None
             life = Life(at=self._clock.time(), is_complete=is_complete)
-            key = runs.job_life(self._config.spec.run, self._config.job)
             with contextlib.suppress(*BUCKET_ERRORS):  # reported again soon
+                key = runs.job_life(self._config.spec.run, self._config.job)
                 self._reports.put(key, life.to_json().encode())
 
     @functools.cached_property
@@ -328,14 +327,16 @@ class JobHead:
         return None
 
     def _run_in(self, folder: Path) -> int:
-        spec = self._config.spec
-        work = folder / WORK
+        spec, work = self._config.spec, folder / WORK
         work.mkdir()
         try:
             own = user_code.prepare(spec, work, should_stop=self._must_end)
             if self._asks:
                 self._check_program(work, own)
             spawn = self._spawner(work, own)
+            # The laptop counted a recipe's workers, and a program on nodes asks Ray for nothing.
+            if spec.uses_ray:
+                self._watch = RayWatch(self._config, self._ray, self._clock.monotonic())
             command = spawn(LOOK) if self._looks else spawn()
         except PreparationStopped:
             return self._ending or exits.FAILED
@@ -371,8 +372,7 @@ class JobHead:
         if hold is None or not self._storage.startswith("s3://"):
             return
         try:  # the keeper ends the hosts if this head does not
-            key, content = runs.job_hold(run, job), hold.to_json().encode()
-            open_bucket(self._storage, self._client).put(key, content)
+            self._reports.put(runs.job_hold(run, job), hold.to_json().encode())
         except BUCKET_ERRORS as error:
             say(f"the hosts are not held: {faults.text(error)}")
             return
@@ -438,8 +438,7 @@ class JobHead:
         Raises:
             InputError: it certainly cannot.
         """
-        config = self._config
-        nodes = config.spec.nodes
+        config, nodes = self._config, self._config.spec.nodes
         self._make_questions(
             words=config.spec.command,
             work=work,
@@ -470,6 +469,8 @@ class JobHead:
         """A line that the command has printed."""
         print(line, flush=True)
         self._log_end.hear(line)
+        if self._watch:
+            self._watch.hear(line)
 
     def _tell_why(self, folder: Path, *, has_failed: bool) -> None:
         """Report why the command has failed, or what it has passed over.
@@ -479,8 +480,8 @@ class JobHead:
         """
         run, errors = self._config.spec.run, errors_in(folder / NOTED_ERRORS)
         if has_failed:
-            found = cause(errors, code=self._own_code, log=self._log_end)
-            self._report(found.reason(run))
+            reason = cause(errors, code=self._own_code, log=self._log_end).reason(run)
+            self._report(hung(self._silence, errors, run) if self._silence else reason)
             return
         passed_over = listed(hidden(folder / NOTED_ERRORS, self._outlived))
         lack = "" if (folder / NAMES / OWN_STORAGE).exists() else self._lack_of_files()
@@ -492,8 +493,7 @@ class JobHead:
         if self._mirror is None:
             return ""
         with contextlib.suppress(*BUCKET_ERRORS):
-            of_ray = runs.ray_prefix(self._config.spec.run)
-            if open_bucket(self._storage, self._client).keys(of_ray):
+            if self._reports.keys(runs.ray_prefix(self._config.spec.run)):
                 return ""  # Ray has saved something
         return shortfall(self._mirror.newest_ns, self._clock.time())
 
@@ -523,8 +523,7 @@ class JobHead:
 
     def _release_unused(self) -> None:
         """Release worker nodes that have had nothing to do since all had joined."""
-        spec = self._config.spec
-        began = self._decisions.capacity_at
+        spec, began = self._config.spec, self._decisions.capacity_at
         if began is None or self._has_released:
             return
         if self._clock.monotonic() - began < spec.idle_s:
@@ -549,7 +548,7 @@ class JobHead:
             code = self._reason_to_end()
             self._release_unused()
         if code is not None:
-            self._is_ending = True
+            self._is_ending = code != exits.HUNG  # after which there is time to save
             if code == exits.NO_CAPACITY:
                 # Nothing trains any more: release the nodes while the command ends.
                 self._ray.scale(least=0, most=0)
@@ -596,6 +595,10 @@ class JobHead:
     def _reason_to_end(self) -> int | None:
         """Exit code of a job that must not continue, with the reason logged; None while it may."""
         now = self._clock.monotonic()
+        if self._watch:
+            with contextlib.suppress(Exception):  # Ray is busy or ends, which is seen here too
+                written_ns = self._mirror.worked_ns if self._mirror else 0
+                self._silence = self._watch.check(now, written_ns)
         size, was_short = self._ray.size, self._decisions.is_short
         found = self._decisions.decide(
             Observation(
@@ -606,6 +609,7 @@ class JobHead:
                 is_stopped=self._is_stopped,
                 is_replaced=self._mirror is not None and self._mirror.is_replaced,
                 is_unfit=self._is_unfit,
+                silence=self._silence,
                 demand=self._ray.demand.reason,
                 failure=self._failure_of_worker(now) if self._decisions.waits else None,
                 failed_starts=self._ray.failed_starts,
@@ -665,10 +669,8 @@ def run(environment: Mapping[str, str]) -> int:
     address = machine.own_address()
     interface = machine.interface_of(address)
     say(f"job {config.job}: head on {address}, worker nodes: {config.spec.nodes.words}")
-    variables = node.ray_environment(head, interface) | environment
-    variables |= {
-        "GLOO_SOCKET_IFNAME": interface,
-        "NCCL_SOCKET_IFNAME": interface,
+    variables = {
+        **node.ray_environment(head, interface, environment),
         "RAY_CLOUD_INSTANCE_ID": task.arn,
         "RAY_NODE_TYPE_NAME": HEAD,
         **for_autoscaler(),
@@ -691,8 +693,7 @@ def run(environment: Mapping[str, str]) -> int:
             signal.signal(number, lambda *_: job.stop())
         node.start_watching_host(head, request, job.leave_host, ended)
         job.report_life()
-        repeat = partial(_repeat, job.report_life, ended)
-        threading.Thread(target=repeat, daemon=True).start()
+        machine.in_background(_repeat, job.report_life, ended)
         try:
             return job.run()
         finally:

@@ -153,7 +153,7 @@ def start_watching_host(
 ) -> None:
     """Run ``watch_host`` in a thread, for a host whose memory a training may hold."""
     check = functools.partial(host_faults, config, is_in_use=True)
-    threading.Thread(target=watch_host, args=(request, check, leave, ended), daemon=True).start()
+    machine.in_background(watch_host, request, check, leave, ended)
 
 
 def count(environment: Mapping[str, str], name: str, default: int) -> int:
@@ -181,8 +181,15 @@ def ray_command(config: NodeConfig, address: str) -> list[str]:
     return command
 
 
-def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
-    """Environment of Ray and the training processes; a task definition may override it."""
+def ray_environment(
+    config: NodeConfig, interface: str, task: Mapping[str, str] = {}
+) -> dict[str, str]:
+    """Environment of Ray and the training processes.
+
+    Args:
+        interface: of this node's address.
+        task: environment of the task, which overrides most of it.
+    """
     only_coordinates = config.kind == nodes.HEAD and config.num_cpus == 0
     return {
         nodes.ENV_NODE: config.kind,
@@ -196,10 +203,6 @@ def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         # On the standing cluster too, torchvision fetches FashionMNIST from where a node can.
         "PYTHONPATH": str(code.STARTUP),
-        # Found by its address, because awsvpc and a laptop's Docker name it differently. Gloo and
-        # NCCL would otherwise try all of them, the one for ECS's own credentials too.
-        "GLOO_SOCKET_IFNAME": interface,
-        "NCCL_SOCKET_IFNAME": interface,
         "NCCL_DEBUG": "WARN",
         # A rank that lost its peer must fail, not wait for half an hour.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
@@ -227,6 +230,12 @@ def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
         # A process of its own, and all ranks agree after every report whether a host goes.
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "1" if config.spot else "0",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # or every line is printed twice
+        **task,
+        # Found by its address, because awsvpc and a laptop's Docker name it differently. Gloo and
+        # NCCL would otherwise try all of them, the one for ECS's own credentials too. An interface
+        # in the image's environment is another machine's.
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
     }
 
 
@@ -285,10 +294,7 @@ class NodeRunner:
             f"{config.kind} on {address} ({interface}), {config.num_cpus} CPUs, "
             f"{config.num_gpus} GPUs for training"
         )
-        environment = ray_environment(config, interface) | os.environ
-        # Named here and not found by each process: an interface in the image's environment is
-        # another machine's.
-        environment["GLOO_SOCKET_IFNAME"] = environment["NCCL_SOCKET_IFNAME"] = interface
+        environment = ray_environment(config, interface, os.environ)
         if os.environ.get("RAY_NODE_TYPE_NAME") and (task := machine.own_task()):
             # Started by a job's autoscaler, which knows its nodes by their tasks.
             environment["RAY_CLOUD_INSTANCE_ID"] = task.arn
@@ -307,11 +313,13 @@ class NodeRunner:
         config = self.config
         began = time.monotonic()
         ended = threading.Event()
+        if head := os.environ.get(nodes.ENV_WATCHED):
+            subprocess.Popen((sys.executable, "-m", "containers.ray_watch", head, address))
         request = Path(environment[nodes.ENV_HOST_CHECK])
         start_watching_host(config, request, self._leave, ended)
         if config.kind == nodes.HEAD:
-            watch = (os.environ[TOKEN], lambda size: say(size.line()), ended)
-            threading.Thread(target=watch_cluster, args=watch, daemon=True).start()
+            log = lambda size: say(size.line())  # noqa: E731
+            machine.in_background(watch_cluster, os.environ[TOKEN], log, ended)
         elif config.spot:
             drain = spot.Drain(head=config.head, address=address, environment=environment, say=say)
 
@@ -319,7 +327,7 @@ class NodeRunner:
                 self._give_notice(notice.at - times.SPOT_MARGIN_S)
                 return drain(notice)
 
-            threading.Thread(target=spot.watch, args=(on_notice, say, ended), daemon=True).start()
+            machine.in_background(spot.watch, on_notice, say, ended)
         ray_code = self._start_in_turn(command, environment)
         for number in range(1, _STARTS):
             if self._may_not_start_again():

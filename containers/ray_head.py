@@ -34,6 +34,7 @@ from contract.nodes import (
     ENV_POOLS,
     ENV_SECURITY_GROUPS,
     ENV_SUBNETS,
+    ENV_WATCHED,
     ENV_WORKER_CPUS,
     ENV_WORKER_GPUS,
     ENV_WORKER_PROVIDER,
@@ -147,6 +148,7 @@ def worker_provider(
             ENV_HEAD_ADDRESS: address,
             ENV_JOB: config.job,
             ENV_DEADLINE: f"{config.deadline:.0f}",
+            ENV_WATCHED: f"{address}:{GCS_PORT}" * config.spec.uses_ray,
             **user_code.for_workers(config.spec),
             **for_ray(config.spec),
         },
@@ -264,8 +266,7 @@ class RayHead:
         """Start Ray."""
         if not (self._folder / _SCALING).exists():
             self.scale()
-        watch = (os.environ[TOKEN], self._on_size, self._ended)
-        threading.Thread(target=node.watch_cluster, args=watch, daemon=True).start()
+        machine.in_background(node.watch_cluster, os.environ[TOKEN], self._on_size, self._ended)
         command = node.ray_command(self._head, self.address)
         command += [f"--autoscaling-config={self._folder / _SCALING}"]
         # `ray start` prints hints for interactive use; keep them out of the job's log.
@@ -300,12 +301,6 @@ class RayHead:
         new = self._folder / "new.yaml"
         new.write_text(text, encoding="utf-8")
         new.replace(self._folder / _SCALING)
-
-    def watch_demand(self) -> None:
-        """Watch from now on what a program asks Ray for."""
-        os.environ["RAY_AUTH_MODE"] = "token"  # read by Ray's client, in this process
-        watched = (f"{self.address}:{GCS_PORT}", self._ended)
-        threading.Thread(target=self.demand.run, args=watched, daemon=True).start()
 
     def release_workers(self) -> None:
         """Stop the workers; what fails here is left to the function that cleans up."""

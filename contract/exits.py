@@ -25,7 +25,7 @@ NO_CAPACITY: Final = 75  # the workers that it needs at least did not come in ti
 RAY_FAILED: Final = 77  # Ray did not start on a node, or ended by itself on the head
 ASKS_TOO_MUCH: Final = 78  # the program asks Ray for more than the job can ever have
 STORAGE: Final = 79  # S3 does not answer, or a disk is full; ``python -m training.launch`` too
-HUNG: Final = 80  # the program on the nodes has given no sign of life for too long
+HUNG: Final = 80  # the program has given no sign of life for too long
 DEADLINE: Final = 124  # it was ended at its deadline; timeout(1) has the same
 #: A program that ends with one of these has failed: its code would be taken for the system's.
 OF_THE_SYSTEM: Final = (

@@ -121,7 +121,7 @@ class JobSpec:
     idle_s: int = DEFAULT_IDLE_S
     """A worker node that has had nothing to do for this long is released."""
     hang_s: int = DEFAULT_HANG_S
-    """A program on the nodes that gives no sign of life for this long is ended; 0: it is not."""
+    """A program of the user's that gives no sign of life for this long is ended; 0: it is not."""
     hold_s: int = 0
     """Seconds for which its hosts stay after its command has failed, until the deadline at most."""
     recipe: str = ""
@@ -155,6 +155,11 @@ class JobSpec:
     priority: Priority = Priority.NORMAL
     planned_usd: float | None = None
     """US dollars that its steps were expected to cost; None: not computed."""
+
+    @property
+    def uses_ray(self) -> bool:
+        """It runs a program of the user's on the head, which Ray brings to other nodes."""
+        return self.on == Placement.HEAD and not self.recipe
 
     def __post_init__(self) -> None:
         check_run_name(self.run)
@@ -323,8 +328,24 @@ STOPPED_BY_USER: Final = "stopped by user"
 STOP_ERROR: Final = "stopped"
 
 
+@dataclass(frozen=True)
+class _Report:
+    """Report of a job's head in the bucket."""
+
+    __slots__ = ()
+
+    def to_json(self) -> str:
+        """All fields, as ``from_json`` reads them."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Ignores what else the text holds. Raises InputError if it is another object."""
+        return from_json(cls, loads(text, what="a report"), what="a report", ignores_unknown=True)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class Outcome(_Report):
     """End of a job, or of one attempt of it."""
 
     status: JobStatus
@@ -350,10 +371,6 @@ class Outcome:
         """The status for a list: ``succeeded``, ``failed (1)``, ``no capacity``."""
         code = self.exit_code if self.status == JobStatus.FAILED else None
         return self.status.replace("_", " ") + (f" ({code})" if code else "")
-
-    def to_json(self) -> str:
-        """All fields, as ``from_json`` reads them."""
-        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -401,7 +418,7 @@ def record_json(job: str, spec: JobSpec, outcome: Outcome) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hold:
+class Hold(_Report):
     """Hosts of a job that stay after its command has failed, for a person to look at."""
 
     code: int
@@ -411,34 +428,19 @@ class Hold:
     until: float
     """Unix time."""
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Raises InputError if it is not what ``to_json`` writes, or of no failed command."""
-        found = from_json(cls, loads(text, what="a hold"), what="a hold", ignores_unknown=True)
-        if found.code in exits.NOT_HELD:
-            raise InputError(f"a hold has exit code {found.code}: no command has failed with it")
-        return found
+    def __post_init__(self) -> None:
+        if self.code in exits.NOT_HELD:
+            raise InputError(f"a hold has exit code {self.code}: no command has failed with it")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Life:
+class Life(_Report):
     """Report of a job's head that it runs."""
 
     at: float
     """Unix time."""
     is_complete: bool
     """All worker nodes that the job needs have been there."""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Raises InputError if it is not what ``to_json`` writes."""
-        return from_json(cls, loads(text, what="a report"), what="a report", ignores_unknown=True)
 
 
 # --- why a task was stopped -----------------------------------------------------------------------

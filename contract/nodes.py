@@ -65,6 +65,7 @@ ENV_LOG: Final = "TRAIN_LOG"  # a program's launcher writes to its node's log th
 ENV_NOTICE: Final = "TRAIN_NOTICE"  # a file that appears, with a Unix time, when this node must end
 ENV_HOST_CHECK: Final = "TRAIN_HOST_CHECK"  # a file: create it to have this node's host checked
 ENV_ERRORS: Final = "TRAIN_ERRORS"  # a folder where a program's processes note why they fail
+ENV_WATCHED: Final = "TRAIN_WATCHED"  # Ray's head, which wants signs of life of the program
 ENV_WATCH: Final = "TRAIN_WATCH"  # a folder where a program's processes count their steps
 ENV_OUTPUT: Final = "TRAIN_OUTPUT"  # a program's folder for what shall be kept
 ENV_COMMIT: Final = "GIT_COMMIT"  # commit of a program's code, with -dirty after changes

@@ -98,6 +98,7 @@ def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
         nodes.ENV_HEAD_ADDRESS: "10.0.0.5",
         nodes.ENV_JOB: ENVIRONMENT[nodes.ENV_JOB],
         nodes.ENV_DEADLINE: "1800000000",
+        nodes.ENV_WATCHED: "10.0.0.5:6379",
     }
 
 
@@ -195,9 +196,6 @@ class Ray:
     def scale(self, *, least: int | None = None, most: int | None = None) -> None:
         self.scaled.append((least, most))
 
-    def watch_demand(self) -> None:
-        self.done.append("demand is watched")
-
     def release_workers(self) -> None:
         self.done.append("workers released")
 
@@ -217,6 +215,15 @@ class Ray:
 
     def idle(self, *seconds: float) -> None:
         self.demand.idle_s = seconds
+
+
+@pytest.fixture(autouse=True)
+def watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def watch(_config: object, ray: Ray, _now: float) -> Mock:
+        ray.done.append("demand is watched")
+        return Mock(check=lambda *_: "")
+
+    monkeypatch.setattr(job_head, "RayWatch", watch)
 
 
 @dataclass
@@ -382,6 +389,14 @@ def test_the_exit_code_of_a_program_never_reads_as_one_of_the_system(
     assert ("the command was killed (exit code 137)" in said) == (code == exits.KILLED)
     taken = f"exit code {code} is reserved here"
     assert (taken in said) == (code in exits.OF_THE_SYSTEM)
+
+
+def test_a_program_beside_ray_that_hangs_is_ended_and_its_hosts_are_held() -> None:
+    life = Life(lasts=math.inf, hold_s=100)
+    life.clock.at(50, lambda: setattr(life.job._watch, "check", lambda *_: "no new line"))
+    assert life.run() == exits.HUNG
+    assert told(life.s3).startswith("failed: hung: no new line; all stacks: trainctl logs r1; ")
+    assert life.clock.now == pytest.approx(150, abs=5)
 
 
 @pytest.mark.parametrize("code", [exits.FILES_LOST, exits.NO_CAPACITY])
@@ -887,7 +902,7 @@ def test_a_program_on_the_head_and_its_ray_workers_share_variables(
     environment = {nodes.ENV_STORAGE: "s3://bucket"}
     found, _ = on_node.prepare_head(spec, own, work, environment, make_mirror=make_mirror)
     told = json.loads(found[RAY_VARIABLE])["runtime_env"]
-    for name in (nodes.ENV_RUN, nodes.ENV_RAY_STORAGE, "PYTHONPATH", "A"):
+    for name in (nodes.ENV_RUN, nodes.ENV_RAY_STORAGE, nodes.ENV_WATCH, "PYTHONPATH", "A"):
         assert told["env_vars"][name] == found[name]
     assert found["PYTHONPATH"].endswith(f"startup{os.pathsep}/mine")
     assert [*Path(told["working_dir"]).iterdir()] == [Path(told["working_dir"]) / "train.py"]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -275,6 +276,11 @@ def test_a_node_whose_gpu_fails_later_leaves_with_the_code_of_a_bad_host(
     codes: list[int] = []
     ray = [sys.executable, "-c", "import time; time.sleep(60)"]
     environment = {**os.environ, nodes.ENV_HOST_CHECK: str(request)}
+    # A program runs beside its Ray.
+    monkeypatch.setenv(nodes.ENV_WATCHED, "10.0.0.5:6379")
+    popen = subprocess.Popen
+    start = Mock(side_effect=lambda words, **more: popen(words, **more) if words == ray else Mock())
+    monkeypatch.setattr(subprocess, "Popen", start)
     thread = threading.Thread(
         target=lambda: codes.append(own._run_ray(ray, environment, "127.0.0.1")), daemon=True
     )
@@ -288,6 +294,7 @@ def test_a_node_whose_gpu_fails_later_leaves_with_the_code_of_a_bad_host(
     until(lambda: second)
     assert (second, codes) == ([faults], [exits.BAD_HOST])
     assert faults[0] in capfd.readouterr().err
+    assert start.call_args_list[0][0][0][-2:] == ("10.0.0.5:6379", "127.0.0.1")
 
 
 @pytest.mark.parametrize(

@@ -383,6 +383,7 @@ ELSEWHERE: Final = {("trainctl/aws/errors.py", "ClientError")}
 NO_BOUNDARY: Final = {
     "containers/health.py": "a check of ECS: any failure is an unhealthy container",
     "containers/ray_start.py": "Ray's own command",
+    "containers/ray_watch.py": "its node goes on without it",
     "containers/program/start/supervisor.py": "run() reports a mistake as the job's outcome",
 }
 

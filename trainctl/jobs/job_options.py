@@ -167,8 +167,7 @@ class JobOptions:
             min=0,
             max=MAX_SECONDS / 60,
             metavar="MINUTES",
-            help="End a command of --code on the nodes that gives no sign of life for so long. 0: "
-            "never.",
+            help="End a command of --code that gives no sign of life for so long. 0: never.",
         ),
     ] = DEFAULT_HANG_S / 60
     keep_files: Annotated[

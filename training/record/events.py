@@ -20,7 +20,7 @@ from contract.runs import METRICS_FILE
 from contract.text import percent, significant
 from contract.typed_json import loads
 from training.record import fields
-from training.record.fields import Named, Rate, named
+from training.record.fields import Named, Rate, Rated, named
 from training.record.result import Evaluated
 
 
@@ -154,7 +154,7 @@ class Skipped:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankTimes:
+class RankTimes(Rated):
     """Where one worker's time went, mean per step since the evaluation before. A line of
     ``metrics.jsonl``."""
 
@@ -183,13 +183,9 @@ class RankTimes:
     rate: Rate | None = None
     """This worker's items per second."""
 
-    @property
-    def items_per_s(self) -> float | None:
-        return None if self.rate is None else self.rate.per_s
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
+class Evaluation(Rated):
     """Scores of a run: of the model on data that it is not trained on, or measured by a recipe
     without a model. A line of ``metrics.jsonl``."""
 
@@ -218,10 +214,6 @@ class Evaluation:
     """Most bytes that any worker held so far; None where the recipe does not measure it."""
     gpu_utilization: float | None = None
     """Mean of the workers' GPUs; None on CPUs."""
-
-    @property
-    def items_per_s(self) -> float | None:
-        return None if self.rate is None else self.rate.per_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 from contract import typed_json
 from contract.typed_json import fields_of, is_number
@@ -32,6 +32,36 @@ class Rate:
     """Unit of the rate: ``images`` or ``tokens``."""
     per_s: float | None
     """Items per second; None while nothing has been measured."""
+
+
+class Rated:
+    """A dataclass with a rate."""
+
+    __slots__ = ()
+    rate: Rate | None
+
+    @property
+    def items_per_s(self) -> float | None:
+        return None if self.rate is None else self.rate.per_s
+
+
+class Record:
+    """A dataclass that a run keeps as JSON."""
+
+    __slots__ = ()
+    _KEEPS_NONE = False
+    """Fields that are None are in JSON too."""
+
+    def to_json(self) -> dict[str, object]:
+        return to_json(self, keep_none=self._KEEPS_NONE)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, object]) -> Self:
+        """
+        Raises:
+            ValueError: a field is missing or of another kind.
+        """
+        return from_json(cls, values)
 
 
 def named(*, suffix: str = "") -> Mapping[str, object]:

@@ -6,11 +6,11 @@ its steps. ``goodput`` compares it with the run times of the job's nodes, as ECS
 Standard library only. The recorder and ``goodput`` are pure: the caller passes times.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from training.record import fields
+from training.record.fields import Record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,19 +34,12 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Activity:
+class Activity(Record):
     """Activity of a job's program: an object next to the job's record."""
 
     segments: tuple[Segment, ...] = ()
     nodes: tuple[str, ...] = ()
     """Address of each node by its number in the log; empty where there is none."""
-
-    def to_json(self) -> dict[str, object]:
-        return fields.to_json(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, object]) -> "Activity":
-        return fields.from_json(cls, values)
 
 
 class Recorder:

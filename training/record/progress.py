@@ -11,9 +11,8 @@ from contract.instance_types import Prices
 from contract.job import JobSpec
 from contract.nodes import ENV_JOB, ENV_JOB_SPEC, Gpus
 from contract.text import counted, duration, significant
-from training.record import fields
 from training.record.events import Start, Step
-from training.record.fields import Rate, number
+from training.record.fields import Rate, Record, number
 
 #: Between two lines of a log. Steps that take longer have a line each.
 EVERY_S: Final = 30.0
@@ -22,7 +21,7 @@ _REPORTS: Final = 13
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class Progress(Record):
     """Progress of a run. ``progress.json``."""
 
     time: float
@@ -77,17 +76,6 @@ class Progress:
         if not self.total_steps:
             return counted(self.step, "step")
         return f"{self.step / self.total_steps:.0%}"
-
-    def to_json(self) -> dict[str, object]:
-        return fields.to_json(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, object]) -> "Progress":
-        """
-        Raises:
-            ValueError: the steps are missing.
-        """
-        return fields.from_json(cls, values)
 
 
 def speed(rate: Rate | None) -> list[str]:

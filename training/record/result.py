@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from training.record import fields
-from training.record.fields import Named, Rate, named
+from training.record.fields import Named, Rate, Rated, Record, named
 
 Status = Literal["succeeded", "failed", "stopped"]
 SUCCEEDED: Final = "succeeded"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class Result(Record, Rated):
     """The figures of a run, written when an attempt ends. In JSON every field is there."""
 
     run: str
@@ -70,20 +70,7 @@ class Result:
     error: str | None
     """Why the run failed."""
 
-    @property
-    def items_per_s(self) -> float | None:
-        return None if self.rate is None else self.rate.per_s
-
-    def to_json(self) -> dict[str, object]:
-        return fields.to_json(self, keep_none=True)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, object]) -> "Result":
-        """
-        Raises:
-            ValueError: a field is missing or of another kind.
-        """
-        return fields.from_json(cls, values)
+    _KEEPS_NONE = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -45,7 +45,8 @@ _OF_HOME: Final = frozenset(
 #: compilers write, and temporary files that Python has named.
 _OURS: Final = frozenset({"code", "errors", "names", "watch"})
 _TEMPORARY: Final = re.compile(
-    r"(ray|program|matplotlib|.*-notice|tmp\w{8}|(job-|program-|requirements-|pymp-).*|"
+    r"(ray|program|matplotlib|.*-(notice|shell\.json.*)|tmp\w{8}|pymp-.*|"
+    r"(code|job|node|program|questions|requirements)-\w{8}|"
     r"torch(inductor|elastic)_.*|\.(X11|ICE|font)-unix|(uv|pip|cuda|nv|triton|hsperfdata).*)"
 )
 #: Folders of the system, in which no program writes files.

@@ -53,7 +53,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from containers.host.machine import Clock
+from containers.host.machine import Clock, in_background
 from containers.host.machine import say as say_to_log
 from containers.program.files.disk import Content, Disk, FileState, Look, Moment
 from containers.program.files.s3_files import (
@@ -306,8 +306,7 @@ class Mirror:
     def start(self) -> None:
         """Save rounds from now on, in a thread."""
         assert self._is_on, "restore() comes first, or it would not know the code's files"
-        self._thread = threading.Thread(target=self._run, name="files", daemon=True)
-        self._thread.start()
+        self._thread = in_background(self._run)
 
     def close(self) -> None:
         """End the thread, without a round."""

@@ -35,6 +35,8 @@ RAY_VARIABLE: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 ARCHIVE: Final = Path("/tmp/program/code.zip")
 #: Folder on Python's path whose ``sitecustomize.py`` each Python of a program runs first.
 STARTUP: Final = Path(__file__).parent / "startup"
+#: Folder in which the processes of a program beside Ray count their steps.
+WATCHED: Final = ARCHIVE.with_name("watch")
 PACKAGES: Final = ARCHIVE.with_name("packages")
 #: Below the archive's own key: why a worker node could not prepare, in words.
 _FAILED: Final = "failed"
@@ -171,7 +173,7 @@ def fetch(address: str, sha256: str, *, client: Any = None) -> Path:
             raise InputError(f"the code {address} cannot be read: there is none")
         found = hashlib.sha256(content).hexdigest()
         if found == (sha256 or found):
-            ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
+            ARCHIVE.with_name("watch").mkdir(parents=True, exist_ok=True)  # WATCHED
             ARCHIVE.write_bytes(content)
             return ARCHIVE
     except ERRORS as error:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
+from containers.host.machine import in_background
 from containers.program.files.program_files import Mirror, open_mirror
 from containers.program.files.s3_files import PreparationStopped
 from containers.program.files.starts import ProgramStart
@@ -273,8 +274,7 @@ class Launcher:
         with self._lock:
             self._reset(place.start)
             self._others = {*place.addresses} - {place.addresses[place.rank]}
-        self._thread = threading.Thread(target=self._run, args=(place,), daemon=True)
-        self._thread.start()
+        self._thread = in_background(self._run, place)
         return self.status()
 
     def status(self) -> Status:
@@ -321,7 +321,7 @@ class Launcher:
         """
         program, found = self._program, list[watch.Found]()
         if program and self._log:
-            found = watch.look(program.left(), self._watched, node=number, is_last=is_last)
+            found = watch.look(program.left(), self._watched, node=str(number), is_last=is_last)
             for line in "\n".join(each.seen.details for each in found).splitlines():
                 self._log.write(line)
         return found, errors_in(self._errors, number)
@@ -533,6 +533,7 @@ def prepare_head(
         **variables,
         ENV_RUN: spec.run,
         ENV_RAY_STORAGE: f"{storage}/{runs.ray_prefix(spec.run)}".rstrip("/"),
+        ENV_WATCH: str(code.WATCHED),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
     # Outputs and restored files are not sent to the other nodes with the code.

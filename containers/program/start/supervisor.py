@@ -34,7 +34,7 @@ from typing import Any, Final
 import ray
 from ray.exceptions import RayError
 
-from containers.host.machine import say
+from containers.host.machine import in_background, say
 from containers.program.files import starts
 from containers.program.files.s3_files import (
     PreparationStopped,
@@ -470,26 +470,19 @@ class NodeGroup:
         found = [each for of_node, _ in looks for each in of_node]
         errors = [each for _, of_node in looks for each in of_node]
         numbers = listed([f"node {seat.number}" for seat in running])
-        parts = (
-            f"the program has ended on the other nodes, and not on {numbers}" if has_ended else "",
-            self._life.words,
-            watch.where(found),
-            f"before that, {cause(errors, code=exits.HUNG).line}" if errors else "",
-        )
-        text = "; ".join(filter(None, parts))
+        others = f"the program has ended on the other nodes, and not on {numbers}"
+        text = watch.silence(self._life, found, others * has_ended)
         if not is_last:
             say(f"warning: {text}; the stacks of all processes are in the log")
             return Next.WAIT
 
-        # Silent for too long: a program that has done its work is ended, another one fails.
+        # Silent for too long: a program that has done its work is ended, another one fails. Without
+        # a step on any node, what its threads still do may be its work.
         is_over = watch.are_over(found, step=self._life.step) and len(looks) == len(running)
-        if has_ended and is_over and not errors:
+        if is_over and (has_ended or self._life.step) and not errors:
             say(f"warning: {numbers}: the program does not end after its last line, and is ended")
             return Next.DONE
-        self._hung = (
-            f"failed: hung: {text}; all stacks: trainctl logs {self._order.run}; --hang-minutes "
-            "lets it wait for longer"
-        )
+        self._hung = watch.hung(text, errors, self._order.run)
         return Next.FAILED
 
     def _hear(self, running: Sequence[Seat]) -> None:
@@ -550,9 +543,8 @@ class NodeGroup:
         records = {} if reached is None else {runs.PROGRESS_FILE: reached.to_json()}
         if self._recorder:
             records[runs.job_activity(self._job)] = self._recorder.activity.to_json()
-        arguments = (self._spec.storage, self._order.run, records)
-        self._writing = threading.Thread(target=write_records, args=arguments, daemon=True)
-        self._writing.start()
+        storage, run = self._spec.storage, self._order.run
+        self._writing = in_background(write_records, storage, run, records)
         return self._writing
 
     def _failure(self) -> int | None:

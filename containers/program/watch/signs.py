@@ -17,9 +17,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from containers.host import machine
+from containers.program.watch.cause import Error, cause
+from contract import exits
 from contract.text import duration
 from training.record.events import Process
 from training.runtime import processes
@@ -58,10 +60,12 @@ _LOOKED_AT: Final = 16
 class Signs:
     """Signs of life of a program on one node, all counted since its start."""
 
-    steps: Mapping[str, int] = field(default_factory=dict)
-    """Optimizer steps of each process that makes some, by what it is called."""
+    steps: Mapping[int, int] = field(default_factory=dict)
+    """Optimizer steps of each process that makes some, by its id."""
     cpu_s: float = 0.0
     """CPU time of all of its processes."""
+    idle: float = 0.0
+    """Share of a processor that they use while they have nothing to do."""
     moved: int = 0
     """Bytes that they have read and written, and the node has sent and received."""
     lines: int = 0
@@ -70,6 +74,8 @@ class Signs:
     """All lines that they have printed."""
     written_ns: int = 0
     """Unix nanoseconds of the last change of a file that is kept, and is no tracker's."""
+    is_served: bool = False
+    """A person is connected to a port of the program."""
 
 
 class NewLines:
@@ -127,24 +133,27 @@ class Watch:
         self._has_reported = self.has_stepped = False
         self.step = 0
         """Steps of the process that has made the most."""
-        self._steps: dict[tuple[int, str], int] = {}
-        self._marks: dict[int, tuple[float, Signs]] = {}
+        self._steps: dict[tuple[Any, int], int] = {}
+        self._marks: dict[Any, tuple[float, Signs]] = {}
 
-    def hear(self, now: float, nodes: Mapping[int, Signs]) -> None:
+    def hear(self, now: float, nodes: Mapping[Any, Signs]) -> None:
         """Take samples, by node; call this every few seconds."""
         if now - self._heard_at > _WINDOW_S:
             self._alive(now)  # a head that stood still itself knows nothing of that time
         self._heard_at = now
         for number, signs in nodes.items():
+            if signs.is_served:
+                self._alive(now)
             at, mark = self._marks.setdefault(number, (now, signs))
             if now - at < min(_WINDOW_S, self._least_s / 16):
                 continue
             self._marks[number] = (now, signs)
-            is_busy = signs.cpu_s - mark.cpu_s > _CPU * (now - at)
+            is_busy = signs.cpu_s - mark.cpu_s > (_CPU + signs.idle) * (now - at)
             is_new = signs.lines > mark.lines
             if is_busy:
                 self._busy_at = max(self._busy_at, at)
-            if is_busy and is_new:
+            # A program beside Ray prints on the head what it computes elsewhere.
+            if is_new and self._busy_at >= at - _WINDOW_S:
                 self._alive(at)
             if (
                 is_new
@@ -169,15 +178,10 @@ class Watch:
             self._alive_at, self._has_reported = at, False
 
     @property
-    def silent_s(self) -> float:
-        """Seconds without a sign of life."""
-        return self._heard_at - self._alive_at
-
-    @property
     def words(self) -> str:
         """``no step or new line for 10 min 0 s``."""
         what = "no step or new line" if self.has_stepped else "no sign of life"
-        return f"{what} for {duration(round(self.silent_s))}"
+        return f"{what} for {duration(round(self._heard_at - self._alive_at))}"
 
     def verdict(self, *, has_ended: bool) -> Verdict:
         """
@@ -207,7 +211,7 @@ class Watch:
 
 
 # --- the processes of a node ----------------------------------------------------------------------
-def signs(pids: Collection[int], folder: Path, **others: int) -> Signs:
+def signs(pids: Collection[int], folder: Path, **others: Any) -> Signs:
     """Sample a node.
 
     Args:
@@ -218,7 +222,7 @@ def signs(pids: Collection[int], folder: Path, **others: int) -> Signs:
     counted = _counted(pids, folder)
     cpu_s, moved = machine.used(pids)
     return Signs(
-        steps={_name(pid, rank): steps for pid, (steps, rank, _) in counted.items() if steps},
+        steps={pid: steps for pid, (steps, _, _) in counted.items() if steps},
         cpu_s=cpu_s,
         moved=moved,
         **others,
@@ -239,6 +243,13 @@ def _name(pid: int, rank: int) -> str:
     return f"process {pid}" if rank < 0 else f"rank {rank}"
 
 
+Frame = tuple[str, str, str]
+
+
+def _is_own(frame: Frame) -> bool:
+    return not re.search(r"/lib/python3|/torch/|<frozen|^$", frame[0])
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
     """State of one process of a program that shows no progress."""
@@ -249,17 +260,25 @@ class Found:
     seen: processes.ProcessState
 
     @property
-    def frames(self) -> list[tuple[str, str, str]]:
-        """File, line and function of its main thread, innermost first; empty where not known."""
+    def threads(self) -> list[list[Frame]]:
+        """File, line and function of each thread, innermost first; empty where not known."""
         # faulthandler writes the main thread last. A deep stack ends with dots.
-        *_, main = re.split(rf"(?m)^.*{processes.MOST_RECENT}.*$", self.seen.details)
-        return re.findall(r'(?m)^  (?:File "(.+)", line (\d+) in (.+)|\.\.\.)$', main)
+        first, *threads = re.split(rf"(?m)^.*{processes.MOST_RECENT}.*$", self.seen.details)
+        frame = r'(?m)^  (?:File "(.+)", line (\d+) in (.+)|\.\.\.)$'
+        return [re.findall(frame, each) for each in threads or [first]]
+
+    @property
+    def frames(self) -> list[Frame]:
+        """Those of the main thread; or, where that has none in the user's own code, as an actor of
+        Ray Train, of a thread that has."""
+        *others, main = self.threads
+        return next((each for each in (main, *others) if any(map(_is_own, each))), main)
 
     @property
     def place(self) -> str:
         """Its place in the user's own code: ``load (train.py:12)``."""
-        own = [each for each in self.frames if not re.search(r"/lib/python3|<frozen|^$", each[0])]
-        for file, line, function in () if self.is_stopped else own or self.frames:
+        frames = self.frames
+        for file, line, function in () if self.is_stopped else [*filter(_is_own, frames)] or frames:
             return f"{function} ({Path(file).name}:{line})"
         return f"state {self.seen.state}"
 
@@ -268,23 +287,25 @@ class Found:
         return self.seen.state.startswith("T")
 
     @property
-    def distance(self) -> tuple[bool, bool, int]:
-        """Distance from the cause: it is stopped, waits for nobody, has made fewer steps."""
-        files = " ".join(file for file, _, _ in self.frames[:4])
-        waits = re.search(r"/torch/(distributed|autograd|nn/parallel)/", files) is not None
-        return not self.is_stopped, waits, self.steps
+    def distance(self) -> tuple[bool, bool, bool, int]:
+        """Distance from the cause: it is stopped, waits for nobody, has work, has made fewer
+        steps."""
+        own = [*map(_is_own, self.frames)]
+        inner = self.frames[: own.index(True) if any(own) else 4]
+        waits = re.search(r"/torch/(distributed|autograd|nn/parallel)/|/ray/", f"{inner}")
+        return not self.is_stopped, waits is not None, not any(own), self.steps
 
     @property
     def is_ending(self) -> bool:
         """True if its main thread has come to the end of the program: the interpreter ends, or
         what the last line leaves is freed."""
-        functions = [function for _, _, function in self.frames]
+        functions = [function for _, _, function in self.threads[-1]]
         if not functions or functions[-1] not in ("<module>", "_run_module_as_main", ""):
             return processes.MOST_RECENT in self.seen.details
         return "_shutdown" in functions or (self.steps > 0 and functions[0] == "<module>")
 
 
-def look(pids: Collection[int], folder: Path, *, node: int, is_last: bool) -> list[Found]:
+def look(pids: Collection[int], folder: Path, *, node: str, is_last: bool) -> list[Found]:
     """See what the processes of a node are doing, ranks first; of Python, if any is.
 
     Args:
@@ -293,9 +314,7 @@ def look(pids: Collection[int], folder: Path, *, node: int, is_last: bool) -> li
     counted = _counted(pids, folder) or dict.fromkeys(pids, (0, -1, -1))
     chosen = sorted(counted, key=lambda pid: (-counted[pid][0], counted[pid][1], pid))[:_LOOKED_AT]
     asked = [
-        Process(
-            rank=counted[pid][1], node=str(node), pid=pid, born=born(pid), stacks=counted[pid][2]
-        )
+        Process(rank=counted[pid][1], node=node, pid=pid, born=born(pid), stacks=counted[pid][2])
         for pid in chosen
     ]
     return [
@@ -322,3 +341,20 @@ def where(found: Sequence[Found]) -> str:
     known = sorted(ranks(found), key=lambda each: each.distance)
     first = [each for each in known if each.distance == known[0].distance]
     return ", ".join(f"{each.name} was in {each.place}" for each in first[:3])
+
+
+def silence(life: Watch, found: Sequence[Found], more: str = "") -> str:
+    """Describe a program that shows no progress."""
+    return "; ".join(filter(None, (more, life.words, where(found))))
+
+
+def hung(text: str, errors: Sequence[Error], run: str) -> str:
+    """The reason of a job that is ended for a silence.
+
+    Args:
+        text: what ``silence`` has found.
+        errors: that the program's processes have noted before.
+    """
+    before = f"; before that, {cause(errors, code=exits.HUNG).line}" if errors else ""
+    advice = "--hang-minutes lets it wait for longer"
+    return f"failed: hung: {text}{before}; all stacks: trainctl logs {run}; {advice}"

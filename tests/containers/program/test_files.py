@@ -7,6 +7,7 @@ shown in ``test_files_simulated.py``; the real calls of S3 in ``test_files_in_s3
 import contextlib
 import hashlib
 import os
+import re
 import tempfile
 import threading
 import time
@@ -24,6 +25,7 @@ from containers.program.files.program_files import Mirror, open_mirror
 from containers.program.files.s3_files import PreparationStopped
 from containers.program.files.starts import ProgramStart as StartOfAll
 from containers.program.files.starts import begin
+from containers.program.start import shell
 from contract import files, runs, times
 from contract.errors import InputError
 from contract.files import HOME, OUTPUT, WORK, FileList, SavedFile
@@ -31,6 +33,7 @@ from store.bucket import Bucket
 from tests.aws.calls import refused
 from tests.aws.s3 import S3
 from tests.clock import FakeClock
+from tests.conftest import ROOT
 from tests.containers.program.saved_files import list_of, saved_in
 
 ADDRESS = "s3://bucket/runs/r/output"
@@ -411,7 +414,10 @@ def test_files_in_other_places_are_reported_once_and_when_they_double(
     (place / "old" / "file").write_text("of another program")
     time.sleep(0.02)  # the clock of the file system is up to 4 ms behind
     node = start()
-    for name in ("ray/log", "tmpab12cd3_/x", "torchinductor_root/k", "torchelastic_x/0"):
+    own = [shell.PLACE.name, "ray/log", "torchinductor_root/k", "torchelastic_x/0"]
+    for path in (ROOT / "containers").rglob("*.py"):
+        own += [f"{each}ab12cd3_/x" for each in re.findall(r'prefix="(\w+-)"', path.read_text())]
+    for name in ("tmpab12cd3_/x", *own):
         node.write(f"../tmp/{name}", "not the user's")
     node.write("errors/1.json", "of the launcher")
     node.write("work/model", "saved")

@@ -804,6 +804,11 @@ for step in range(20):
             "warning: node 1: the program does not end after its last line, and is ended",
         ),
         (
+            "atexit.register(all_reduce)",
+            exits.OK,
+            "warning: node 0, node 1: the program does not end after its last line",
+        ),
+        (
             "if rank:\n    atexit.register(all_reduce)\n    raise ValueError('no loss')",
             exits.HUNG,
             r"not on node 1; .* in all_reduce .*; before that, ValueError: no loss \(program.py:13",
@@ -818,6 +823,7 @@ for step in range(20):
         "a rank sleeps",
         "a rank is stopped",
         "a deadlock at exit",
+        "the same on all nodes",
         "an error and a deadlock",
         "left alone",
     ],

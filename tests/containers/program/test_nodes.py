@@ -10,12 +10,15 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
 import ray
 
-from containers import demand
+from containers import demand, ray_watch
+from containers.program.start import code
 from contract import exits
+from contract.nodes import ENV_WATCH, Range
 from tests.containers.program.nodes_here import LocalNodes, local_nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -72,13 +75,12 @@ def script(folder: Path, text: str) -> str:
 
 
 def test_ray_reports_what_a_program_asks_for_and_can_never_have(
-    here: LocalNodes, tmp_path: Path
+    here: LocalNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = [{"CPU": 0.0}, {"CPU": 1.0}, {"CPU": 1.0}]
-    read = demand.Reader(here.address)
+    monkeypatch.setenv("RAY_AUTH_MODE", "")  # it is changed
     found: list[str] = []
     queued = 0
-    seen = read()
     example = Path(ray.__file__).parent / "train/examples/pytorch/torch_linear_example.py"
     programs = [
         subprocess.Popen(
@@ -89,12 +91,14 @@ def test_ray_reports_what_a_program_asks_for_and_can_never_have(
         )
         for words in ([script(tmp_path, ASKS)], [str(example), "--use-gpu"])
     ]
+    client = ray_watch.client_of(here.address)
+    seen = demand.read(client)
     try:
         deadline = time.monotonic() + 240
         while (len(found) < 4 or not queued) and time.monotonic() < deadline:
             assert all(each.poll() is None for each in programs), "a program has ended"
             time.sleep(0.2)
-            seen = read()
+            seen = demand.read(client)
             said = [demand.impossible(each, nodes) for each in seen.requests]
             found, queued = sorted(filter(None, said)), said.count(None)
     finally:
@@ -109,6 +113,48 @@ def test_ray_reports_what_a_program_asks_for_and_can_never_have(
         "asks for 5 workers of 1 CPU each",
     ]
     assert len(seen.idle_s) == len(here.nodes)
+
+
+#: As in the posts, but for rank 1, which sleeps after some steps.
+TRAINS = """
+import time, ray, ray.train, ray.train.torch, torch
+def asleep():
+    time.sleep(600)
+def train():
+    model = ray.train.torch.prepare_model(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters())
+    for step in range(9):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        if step == 5 and ray.train.get_context().get_world_rank():
+            asleep()
+ray.init()
+config = ray.train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5})
+ray.train.torch.TorchTrainer(train, scaling_config=config).fit()
+"""
+
+
+def test_a_deadlock_in_ray_train_names_the_rank_that_sleeps(
+    here: LocalNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, _, port = here.address.partition(":")
+    monkeypatch.setenv("RAY_AUTH_MODE", "")  # it is changed
+    shared = {"PYTHONPATH": str(code.STARTUP), ENV_WATCH: str(tmp_path)}
+    of_ray = {"RAY_ADDRESS": here.address, **code.for_ray(shared, None)}
+    words = (sys.executable, script(tmp_path, TRAINS))
+    program = subprocess.Popen(words, env=os.environ | shared | of_ray)
+    config = Mock(worker_gpus=0)
+    config.spec = Mock(nodes=Range(0, 0), hang_s=10)
+    beside = Mock(address=head, demand=demand.DemandWatch([{}]))
+    watch = ray_watch.RayWatch(config, beside, time.monotonic())
+    until, text = time.monotonic() + 200, ""
+    with patch.multiple(ray_watch, WATCHED=tmp_path, GCS_PORT=port, _LOOK_S=5.0):
+        while not text and time.monotonic() < until:
+            time.sleep(0.5)
+            text = watch.check(time.monotonic(), 0)
+    program.kill()
+    program.wait()
+    assert text.endswith(f"; rank 1 on node {head} was in asleep (program.py:4)")
 
 
 def test_what_is_lost_with_a_node_is_started_again_with_another_one(

@@ -8,16 +8,20 @@ import ctypes
 import faulthandler
 import os
 import shutil
+import socket
 import struct
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
+from containers import ray_watch
+from containers.demand import DemandWatch, RayReport, ResourceRequest
 from containers.program.files.selection import TRACKERS
 from containers.program.start.code import STARTUP
 from containers.program.start.process import ProgramProcess
@@ -35,7 +39,10 @@ from containers.program.watch.signs import (
     where,
 )
 from containers.program.watch.steps import SIZE
+from containers.ray_watch import RayWatch
 from contract import nodes
+from contract.job import JobSpec
+from contract.nodes import Range
 from tests.containers.program.stub_torch import write_program
 from tests.eventually import eventually
 from training.runtime import processes
@@ -62,6 +69,11 @@ class Phase:
     writes: str = ""
     """Name of a file that changes all the time."""
     other: Mapping[str, Any] = field(default_factory=dict)
+    workers: int = 1
+    """Of a program beside Ray: nodes beside the head, which is node 0 and prints for all."""
+    asks: int = 0
+    """Of such a program: requests that wait for resources."""
+    is_served: bool = False
 
 
 def loss(n: int) -> str:
@@ -92,23 +104,65 @@ TRAIN = Phase(minutes=20, steps=2, cpu=1, bytes=1e6, says=loss)
 DEAD = Phase()
 SPIN = Phase(cpu=1)
 GPUS = {"gpus": True}
+#: Where each row of the tables is played, if it can: on nodes, and beside Ray.
+BOTH = pytest.mark.parametrize("ray", ["", "1"])
 
 
+def head_of_ray(nodes: str, now: float = 0, gpus: int = 0, least_s: float = 0) -> RayWatch:
+    """The watch over a program beside Ray."""
+    config = Mock(worker_gpus=gpus)
+    workers = Range.parse(nodes, option="")
+    config.spec = JobSpec(run="r1", command=("a",), nodes=workers, hang_s=int(least_s))
+    return RayWatch(config, Mock(demand=DemandWatch([{}])), now)
+
+
+def heard(
+    watch: Watch,
+    head: RayWatch | None,
+    now: float,
+    phase: Phase,
+    samples: Mapping[int, Signs],
+    has_ended: bool,
+) -> Verdict:
+    if head is None:
+        watch.hear(now, samples)
+        return watch.verdict(has_ended=has_ended)
+    requests = (ResourceRequest(bundles=({},)),) * phase.asks
+    client = ray_watch.client_of("")
+    client.samples = samples
+    client.seen = RayReport(requests=requests, idle_s=(0.0,) * phase.workers)
+    if head.check(now, 0):
+        return Verdict.HUNG
+    return Verdict.SILENT if head._asked else Verdict.ALIVE
+
+
+@patch.multiple(
+    ray_watch,
+    client_of=Mock(),
+    report=Mock(),
+    read=lambda client: client.seen,
+    _get=lambda client, name: client.samples if "signs" in name else {},
+    _put=Mock(),
+)
 def play(
     phases: Sequence[Phase],
     *,
     gpus: bool = False,
     least_s: float = LIMIT,
     ends: float | None = None,
+    ray: str = "",
 ) -> dict[Verdict, float]:
     """Minutes into the last phase at which a verdict came first.
 
     Args:
         ends: minutes after which node 0 has ended well.
+        ray: number of nodes of a program beside Ray, with twenty processes on each.
     """
     watch = Watch(least_s)
     now = 1000.0
     watch.begin(now, spins=gpus)
+    head = head_of_ray(ray, now, gpus, least_s) if ray else None
+    processes = 20 * bool(ray)
     totals = [dict.fromkeys(("steps", "cpu", "bytes"), 0.0) for _ in range(2)]
     lines, written = [NewLines(), NewLines()], [0, 0]
     began, found = now, dict[Verdict, float]()
@@ -121,6 +175,7 @@ def play(
             for number, does in enumerate(nodes_do):
                 for name in totals[number]:
                     totals[number][name] += getattr(does, name) * EVERY_S
+                totals[number]["cpu"] += 0.007 * processes * EVERY_S
                 num = int((now - started) // does.each_s)
                 if does.says and num > (now - EVERY_S - started) // does.each_s:
                     lines[number].hear(does.says(num))
@@ -128,18 +183,19 @@ def play(
                     written[number] = int(now)
             samples = {
                 number: Signs(
-                    steps={f"rank {number}": int(total["steps"])} if total["steps"] >= 1 else {},
+                    steps={number: int(total["steps"])} if total["steps"] >= 1 else {},
                     cpu_s=total["cpu"],
+                    idle=ray_watch._IDLE * processes,
                     moved=int(total["bytes"]),
                     lines=lines[number].num_new,
                     printed=lines[number].num,
                     written_ns=written[number],
+                    is_served=phase.is_served,
                 )
                 for number, total in enumerate(totals)
                 if number or not has_ended
             }
-            watch.hear(now, samples)
-            verdict = watch.verdict(has_ended=has_ended)
+            verdict = heard(watch, head, now, phase, samples, has_ended)
             if verdict is not Verdict.ALIVE and phase is phases[-1]:
                 found.setdefault(verdict, (now - started) / MINUTE)
             elif verdict is Verdict.HUNG:
@@ -153,27 +209,21 @@ def play(
 #: which processes wait for GPUs, or four of other signs.
 HANGS: dict[str, tuple[list[Phase], dict[str, Any], float | None, float]] = {
     "all wait": ([START, TRAIN, DEAD], {}, 3, 10),
-    "all wait, beside GPUs": ([START, TRAIN, DEAD], GPUS, 3, 10),
     "a rank sleeps, NCCL spins": ([START, TRAIN, Phase(cpu=1, other={"cpu": 0})], GPUS, 3, 70),
-    "a lock, and W&B's thread": (
-        [START, TRAIN, Phase(bytes=5e4, cpu=0.03, writes="wandb/run-1/files/wandb-summary.json")],
-        {},
-        3,
-        10,
-    ),
-    "a lock, and TensorBoard's thread": (
-        [START, TRAIN, Phase(writes="runs/a/events.out.tfevents.17.host.1.0")],
-        GPUS,
-        3,
-        10,
-    ),
-    "a lock, and MLflow's thread": (
-        [START, TRAIN, Phase(writes="mlruns/0/a/metrics/gpu")],
-        {},
-        3,
-        10,
-    ),
-    "a lock, and a log": ([START, TRAIN, Phase(writes="logs/rank0.txt")], {}, 3, 10),
+    **{
+        f"a lock, and a thread that writes {name}": (
+            [START, TRAIN, Phase(bytes=5e4, cpu=0.03, writes=name)],
+            {},
+            3,
+            10,
+        )
+        for name in (
+            "wandb/run-1/files/wandb-summary.json",
+            "runs/a/events.out.tfevents.17.host.1.0",
+            "mlruns/0/a/metrics/gpu",
+            "logs/rank0.txt",
+        )
+    },
     "a thread that says that it waits": (
         [START, TRAIN, Phase(says=waiting, each_s=50)],
         {},
@@ -219,16 +269,20 @@ HANGS: dict[str, tuple[list[Phase], dict[str, Any], float | None, float]] = {
         None,
         200 + 60.1,
     ),
+    "a resource of Ray never comes": ([Phase(asks=1)], {"ray": "1"}, 3, 10.6),
+    "the same, and a host could": ([Phase(asks=1)], {"ray": "1:2"}, 33, 41),
+    "a lost worker of Ray": ([START, TRAIN, Phase(workers=0)], {"ray": "1"}, 33, 41),
     "a limit of a minute": ([START, TRAIN, DEAD], {"least_s": 60}, 1, 1),
 }
 
 
+@BOTH
 @pytest.mark.parametrize(("phases", "options", "reported", "ended"), HANGS.values(), ids=HANGS)
 def test_a_hang_is_reported_and_ends(
-    phases: list[Phase], options: dict[str, Any], reported: float | None, ended: float
+    phases: list[Phase], options: dict[str, Any], reported: float | None, ended: float, ray: str
 ) -> None:
-    found = play(phases, **options)
-    assert found[Verdict.HUNG] <= ended + 0.1
+    found = play(phases, **{"ray": ray * ("ends" not in options), **options})
+    assert found[Verdict.HUNG] <= ended + (0.6 if ray else 0.1)  # nodes look
     assert found[Verdict.HUNG] > ended * 0.8
     if reported is not None:
         assert found[Verdict.SILENT] <= reported
@@ -262,20 +316,14 @@ HONEST: dict[str, tuple[list[Phase], dict[str, Any]]] = {
     ),
     "tqdm": ([START, TRAIN, Phase(minutes=600, cpu=1, says=bar)], GPUS),
     "generated text": ([START, TRAIN, Phase(minutes=900, cpu=1, says=sentence, each_s=300)], GPUS),
-    "generated text, without a GPU": ([START, TRAIN, Phase(minutes=900, cpu=1, says=sentence)], {}),
     "one node evaluates, the other waits": (
         [START, TRAIN, Phase(minutes=600, cpu=1, says=sentence, other={"cpu": 0, "says": None})],
         {},
     ),
     "answers of a remote judge": ([START, TRAIN, Phase(minutes=230, says=sentence), TRAIN], GPUS),
-    "a checkpoint": ([START, TRAIN, Phase(minutes=30, bytes=3e6), TRAIN], {}),
     "rank 0 saves, the others wait": (
         [START, TRAIN, Phase(minutes=30, bytes=3e6, other={"bytes": 0}), TRAIN],
         {},
-    ),
-    "a merge that writes shards": (
-        [START, TRAIN, Phase(minutes=220, writes="merged/model-00001.safetensors")],
-        GPUS,
     ),
     "predictions in a file": ([START, TRAIN, Phase(minutes=220, writes="predictions.jsonl")], GPUS),
     "a file of a step's time in a log folder": (
@@ -285,7 +333,6 @@ HONEST: dict[str, tuple[list[Phase], dict[str, Any]]] = {
     "a fit of trees": ([Phase(minutes=600, cpu=1)], {}),
     "data becomes tokens": ([Phase(minutes=120, cpu=8, bytes=1e8), TRAIN], {}),
     "JAX that prints": ([Phase(minutes=600, cpu=1, says=loss, each_s=100)], GPUS),
-    "JAX that writes": ([Phase(minutes=600, cpu=1, writes="metrics.jsonl")], GPUS),
     "slow steps": (
         [START, *[Phase(minutes=0.1, steps=1, cpu=1), Phase(minutes=9, cpu=1)] * 20],
         GPUS,
@@ -310,19 +357,54 @@ HONEST: dict[str, tuple[list[Phase], dict[str, Any]]] = {
         [START, TRAIN, Phase(minutes=500, cpu=1, says=sentence)],
         {"ends": 22, **GPUS},
     ),
+    "hosts of Ray come": ([Phase(minutes=29, workers=0), TRAIN], {"ray": "1"}),
+    "actors evaluate, and print": (
+        [START, TRAIN, Phase(minutes=600, says=sentence, other={"cpu": 1, "says": None})],
+        GPUS,
+    ),
+    "a port with a connection": ([Phase(is_served=True)], {}),
+    "actors work, the driver waits": ([Phase(other={"cpu": 1})], {}),
+    "the driver works, actors wait": ([Phase(cpu=1, other={"cpu": 0})], {}),
     "no limit": ([START, TRAIN, DEAD], {"least_s": 0}),
 }
 
 
+@BOTH
 @pytest.mark.parametrize(("phases", "options"), HONEST.values(), ids=HONEST)
-def test_honest_silence_is_not_ended(phases: list[Phase], options: dict[str, Any]) -> None:
-    assert Verdict.HUNG not in play(phases, **options)
+def test_honest_silence_is_not_ended(
+    phases: list[Phase], options: dict[str, Any], ray: str
+) -> None:
+    assert Verdict.HUNG not in play(phases, **{"ray": ray * ("ends" not in options), **options})
+
+
+def test_what_the_driver_waits_for_is_named_and_else_the_driver() -> None:
+    waiting = [found("idle", *NO_WORK), found("driver", *GETS)]
+    assert where(waiting) == "driver was in <module> (train.py:7)"
+    assert where([*waiting, found("actor", *LOADS)]) == "actor was in load (data.py:7)"
+
+
+def test_a_connection_from_outside_is_one_to_a_port_of_the_program() -> None:
+    own = os.getpid()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        words = f"import socket; s = socket.create_connection({server.getsockname()}); input()"
+        client = subprocess.Popen((sys.executable, "-c", words), stdin=subprocess.PIPE)
+        with server.accept()[0]:
+            assert ray_watch.is_served({own})
+            assert not ray_watch.is_served({own, client.pid})
+        client.communicate()
+
+
+def test_lines_of_ray_itself_are_no_sign_of_life() -> None:
+    head = head_of_ray("1")
+    for kind in ("(raylet)", "\x1b[36m(TrainController pid=7)\x1b[0m", "(RayTrainWorker pid=8)"):
+        head.hear(kind)
+    assert head._lines.num == 1
 
 
 def test_a_silence_is_reported_once_and_a_head_that_stood_still_ends_nothing() -> None:
     watch = Watch(LIMIT)
     watch.begin(0.0)
-    step = Signs(steps={"rank 0": 1})
+    step = Signs(steps={0: 1})
     verdicts = []
     for now in range(5, 400, 5):
         watch.hear(now, {0: step})
@@ -389,9 +471,9 @@ def test_steps_are_counted_and_stacks_read_from_outside(tmp_path: Path, is_real:
     )
     try:
         eventually("both", lambda: len(said) == 2, timeout_s=60, every_s=0.1)
-        assert signs(program.left(), watched, lines=2).steps == {"rank 3": 10, "rank 4": 2}
+        assert sorted(signs(program.left(), watched, lines=2).steps.values()) == [2, 10]
         for is_last in (False, True):
-            found = look(program.left(), watched, node=1, is_last=is_last)
+            found = look(program.left(), watched, node="1", is_last=is_last)
             assert [each.name for each in found] == ["rank 3 on node 1", "rank 4 on node 1"]
             assert [each.place.partition(" (program.py:")[0] for each in found] == ["load", "load"]
             assert not any(each.is_ending for each in found)
@@ -408,7 +490,7 @@ def test_a_process_that_has_become_another_program_gets_no_signal(tmp_path: Path
     try:
         (pid,) = program.left()
         (tmp_path / str(pid)).write_bytes(struct.pack("3q", 5, 0, 1))
-        (seen,) = look([pid], tmp_path, node=0, is_last=True)
+        (seen,) = look([pid], tmp_path, node="0", is_last=True)
         # It may have been looked at before it slept.
         assert seen.place in ("state S (sleeping)", "state R (running)")
         assert program.poll() is None
@@ -428,10 +510,10 @@ def test_a_stack_that_may_not_be_read_is_reported_and_costs_no_signal(
         try:
             pid = os.getpid()
             (tmp_path / f"{pid}").write_bytes(struct.pack("3q", 5, 0, file.fileno()))
-            (seen,) = look([pid], tmp_path, node=0, is_last=False)
+            (seen,) = look([pid], tmp_path, node="0", is_last=False)
             assert "cannot be read from outside: Error: Permission Denied" in seen.seen.details
             assert not Path(file.name).read_text()
-            (seen,) = look([pid], tmp_path, node=0, is_last=True)
+            (seen,) = look([pid], tmp_path, node="0", is_last=True)
             assert ".py:" in seen.place
         finally:
             faulthandler.unregister(processes.SIGNAL)
@@ -455,7 +537,7 @@ def found(name: str, *frames: str, steps: int = 50, state: str = "S (sleeping)")
     lines = [f'  File "{each.split()[0]}", line 7 in {each.split()[1]}' for each in frames]
     details = "\n".join(
         [
-            'Thread 0x1 (most recent call first):\n  File "/x/threading.py", line 1 in wait',
+            f'Thread 0x1 (most recent call first):\n  File "{LIB}/threading.py", line 1 in wait',
             "Thread 0x2 (most recent call first):",
             *(lines or ["  <no Python frame>"]),
         ]
@@ -468,6 +550,10 @@ LIB = "/usr/lib/python3.11"
 TORCH = f"{LIB}/site-packages/torch"
 MAIN = "/app/train.py <module>"
 WAITS = [f"{TORCH}/distributed/distributed_c10d.py all_reduce", MAIN]
+#: Of a driver that waits for an actor, of that actor, and of one without work.
+GETS = [f"{LIB}/site-packages/ray/_private/worker.py get_objects", MAIN]
+LOADS = ["/tmp/ray/data.py load", f"{LIB}/site-packages/ray/util/tracing.py _resume_span"]
+NO_WORK = [f"{LIB}/site-packages/ray/_private/worker.py main_loop"]
 
 
 @pytest.mark.parametrize(
