@@ -103,8 +103,8 @@ _SUFFIX: Final = "0123456789AB"
 def name_of(kind: str, logical_id: str, properties: Properties, stack: str) -> str:
     """Name of a resource: the template's, or as CloudFormation generates it, at full length."""
     rule = NAMES.get(kind)
-    if rule and (given := properties.get(rule.property)):
-        return str(given)
+    if rule and (own := properties.get(rule.property)):
+        return str(own)
     name = f"{stack}-{logical_id}-{_SUFFIX}"
     if rule:
         name = name[: rule.most - len(_SUFFIX) - 1].rstrip("-") + name[-len(_SUFFIX) - 1 :]

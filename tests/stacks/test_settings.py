@@ -157,7 +157,8 @@ BAD: Final = (
         f"deployment={name}"
         for name in (
             *("aws", "AWS-team", "awsome", "ecs-ml", "Ecs", "fargate-1", "FARGATE", "sg-lab"),
-            *("SG-lab", "xn--lab", "sthree-lab", "amzn-s3-demo-lab", "TrainingStack", "corestack-a"),
+            *("SG-lab", "xn--lab", "sthree-lab", "amzn-s3-demo-lab"),
+            *("TrainingStack", "corestack-a"),
         )
     ),
     *("worker_instance_type=g5.huge", "worker_instance_type=m5.xlarge"),

@@ -284,12 +284,7 @@ class JobOptions:
 
     def _by_gpus(self, shape: ClusterShape, nodes: Range | None) -> Ladder:
         """``ladder``, of the pools that have ``gpus`` and are of ``market``."""
-        markets = [[each] for each in self.market.split(",")] if self.market else [[*MARKETS]]
-        if {*chain(*markets)} - {*MARKETS}:
-            raise UsageError(f"--market is {self.market}: give one or more of {', '.join(MARKETS)}")
-        kinds = self.gpus.lower().split(",") if self.gpus else [None]
-        if wrong := [each for each in kinds if each and not _GPUS.fullmatch(each)]:
-            raise UsageError(f"--gpus is {wrong[0]!r}: give TYPE or TYPE:N, such as a10g:4")
+        kinds, markets = self._kinds_and_markets()
         # Where a type's hosts have more GPUs or fewer: those of which the job needs the fewest.
         offers = [
             sorted(_offers(shape, kind, each_has=nodes is not None), key=itemgetter(1))
@@ -317,6 +312,19 @@ class JobOptions:
             asked = f"--gpus {self.gpus or 'of the default'}, --market {self.market or 'any'}"
             raise UsageError("; ".join([f"{asked}: no pool fits, of {has}", *left_out]))
         return found, nodes, left_out
+
+    def _kinds_and_markets(self) -> tuple[list[str | None], list[list[str]]]:
+        """Types of GPUs, and markets, in the order in which they are tried; None: the deployment's
+        own type."""
+        markets = [[each] for each in self.market.split(",")] if self.market else [[*MARKETS]]
+        if {*chain(*markets)} - {*MARKETS}:
+            raise UsageError(f"--market is {self.market}: give one or more of {', '.join(MARKETS)}")
+        if not self.gpus:
+            return [None], markets
+        kinds = self.gpus.lower().split(",")
+        if wrong := [each for each in kinds if each and not _GPUS.fullmatch(each)]:
+            raise UsageError(f"--gpus is {wrong[0]!r}: give TYPE or TYPE:N, such as a10g:4")
+        return [*kinds], markets
 
     def check_fit(self, shape: ClusterShape) -> None:
         """
