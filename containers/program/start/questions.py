@@ -101,7 +101,10 @@ class Questions:
 
     def _refuse(self, shell: "_Shell", number: int) -> None:
         first = self.words[0]
-        if not shell.answer(f"type -P {shlex.quote(first)} >/dev/null && echo '{MARK}'"):
+        of_driver = self.gpus and first.startswith("nvidia-")  # which the head may lack
+        if not of_driver and not shell.answer(
+            f"type -P {shlex.quote(first)} >/dev/null && echo '{MARK}'"
+        ):
             raise InputError(
                 f"{first} cannot be run: neither the images nor the job's packages have a program "
                 "of this name"

@@ -192,6 +192,10 @@ if os.environ.get("X"):
         ),
         # Programs and modules.
         ("litgptx pretrain", {}, Range(1, 1), "litgptx cannot be run"),
+        ("source run.sh", {"run.sh": ""}, Range(1, 1), "source cannot be run"),
+        ("nvidia-smi", {}, Range(1, 1), ""),
+        ("torchrun -m trian", {}, Range(1, 1), "trian"),
+        ("python -m pkg.train", {"pkg/train.py": ""}, Range(1, 1), ""),
         ("python train.py", {"train.py": OPTIONAL, "helpers.py": ""}, Range(1, 1), ""),
         ("python train.py", {"train.py": "import no_such, triton"}, Range(1, 1), "no_such"),
         (
