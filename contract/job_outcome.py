@@ -32,7 +32,7 @@ _NO_IMAGE: Final = r"not found|manifest unknown|does not exist|no such image|pla
 #: fails there too.
 _BAD_HOST: Final = (
     r"nvidia-container|libnvidia|libcuda|NVML|could not select device driver|"
-    r"custom device \W*/dev/infiniband|no space left on device"
+    r"custom device \W*/dev/(infiniband|efa)|no space left on device"
 )
 #: The host or AWS could not do its part.
 _HOST_FAULT: Final = (

@@ -57,6 +57,8 @@ ENV_CODE: Final = "TRAIN_CODE"  # s3:// address of the archive with a job's own 
 ENV_CODE_SHA256: Final = "TRAIN_CODE_SHA256"  # of that archive
 
 CONTAINER_USER: Final = 1000  # id of the user, and of the group, that both images run as
+EFA_LINKS: Final = "/dev/efa"  # of a host: links to its EFA devices, by number
+EFA_NODES: Final = f"{EFA_LINKS}/nodes"  # the same devices, by the kernel's names
 # Places inside a container.
 CACHE_DIR: Final = "/var/cache/train"  # a folder of the host, which its next tasks see too
 SHARED_DIR: Final = "/mnt/shared"  # of the file system that all hosts mount; theirs too

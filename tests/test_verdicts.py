@@ -276,7 +276,7 @@ def test_a_symptom_has_one_exit_code_and_no_fault_of_machines_ends_the_job(
 FAULT, DOUBT, END = "tried again", "tried again, not for ever", "over"
 NO_FABRIC = (
     "CannotStartContainerError: error gathering device information while adding custom device "
-    '"/dev/infiniband/uverbs0": no such file or directory'
+    '"/dev/efa/0": no such file or directory'
 )
 
 

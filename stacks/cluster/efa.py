@@ -45,9 +45,14 @@ def attach_interfaces(
 
 
 def add_devices(linux: ecs.LinuxParameters, machine: InstanceType) -> None:
-    """Give a container the host's EFA devices. ECS does not start it where one is missing."""
+    """Allow a container the host's EFA devices. ECS does not start it where one is missing.
+
+    Its host names them by their driver: p6-b200 has two more RDMA devices, and no one promises the
+    order of numbers. libfabric finds a device by the kernel's own name for it, so ``EFA_NODES``
+    is mounted as the container's ``/dev/infiniband``.
+    """
     for number in range(machine.efa_interfaces):
-        device = f"/dev/infiniband/uverbs{number}"
+        device = f"{nodes.EFA_LINKS}/{number}"
         linux.add_devices(
             ecs.Device(
                 host_path=device,

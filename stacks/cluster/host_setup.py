@@ -106,7 +106,16 @@ modprobe efa || {{
     timeout 300 dnf install --assumeyes --quiet "kernel-modules-extra-$(uname -r)"
     modprobe efa || say "WARNING: no driver for EFA"
 }}
-found=$(find /sys/class/infiniband/ -mindepth 1 -maxdepth 1 2> /dev/null | wc -l)
+found=0
+mkdir -p {nodes}
+for device in /sys/class/infiniband_verbs/uverbs*; do
+    [ "$(basename "$(readlink -f "$device/device/driver")")" = efa ] || continue
+    name=$(basename "$device")
+    ln -sf "/dev/infiniband/$name" {links}/$found
+    IFS=: read -r major minor < "$device/dev"
+    mknod -m 666 "{nodes}/$name" c "$major" "$minor"
+    found=$((found + 1))
+done
 [ "$found" -eq {num_efa} ] || say "WARNING: $found EFA devices, {num_efa} should be here"
 """
 
@@ -164,6 +173,8 @@ def host_setup(
             # Of 2 MiB each.
             huge_pages=efa.efa_huge_pages_mib // 2,
             num_efa=efa.efa_interfaces,
+            links=nodes.EFA_LINKS,
+            nodes=nodes.EFA_NODES,
         )
         if efa
         else "",

@@ -276,6 +276,8 @@ class RayNodes(Construct):
             # On no host that has not mounted it.
             task.add_placement_constraint(ecs.PlacementConstraint.member_of(PLACEMENT))
             container.add_environment(nodes.ENV_SHARED, nodes.SHARED_DIR)
+        if kind.uses_efa:
+            _mount(task, container, "efa", nodes.EFA_NODES, at="/dev/infiniband")
         container.add_ulimits(
             ecs.Ulimit(name=ecs.UlimitName.NOFILE, soft_limit=OPEN_FILES, hard_limit=OPEN_FILES),
             # RDMA pins what it sends; -1 is no limit.
@@ -313,10 +315,15 @@ class RayNodes(Construct):
 
 
 def _mount(
-    task: ecs.TaskDefinition, container: ecs.ContainerDefinition, volume: str, folder: str
+    task: ecs.TaskDefinition,
+    container: ecs.ContainerDefinition,
+    volume: str,
+    folder: str,
+    *,
+    at: str = "",
 ) -> None:
-    """Give a container a folder of its host, at the same place."""
+    """Give a container a folder of its host, by default at the same place."""
     task.add_volume(name=volume, host=ecs.Host(source_path=folder))
     container.add_mount_points(
-        ecs.MountPoint(source_volume=volume, container_path=folder, read_only=False)
+        ecs.MountPoint(source_volume=volume, container_path=at or folder, read_only=False)
     )

@@ -94,11 +94,13 @@ def test_huge_pages_leave_the_container_its_memory(machine: InstanceType) -> Non
 @each_deployed
 def test_the_container_has_every_device_and_may_lock_memory(synth: Synth, machine: str) -> None:
     found = container(synth(**DEPLOYED[machine]), "worker")
-    paths = [f"/dev/infiniband/uverbs{number}" for number in range(TYPES[machine])]
+    paths = [f"/dev/efa/{number}" for number in range(TYPES[machine])]
     devices = found["LinuxParameters"]["Devices"]
     assert [each["HostPath"] for each in devices] == paths
     assert [each["ContainerPath"] for each in devices] == paths
     assert all(each["Permissions"] == ["read", "write"] for each in devices)
+    mounted = {each["ContainerPath"]: each["SourceVolume"] for each in found["MountPoints"]}
+    assert mounted["/dev/infiniband"] == "efa"
     (locked,) = [each for each in found["Ulimits"] if each["Name"] == "memlock"]
     assert (locked["SoftLimit"], locked["HardLimit"]) == (-1, -1)
 

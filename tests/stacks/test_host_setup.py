@@ -21,7 +21,7 @@ IMAGE = "000000000000.dkr.ecr.eu-west-1.amazonaws.com/worker:abc"
 REGISTRY = "000000000000.dkr.ecr.eu-west-1.amazonaws.com"
 COMMANDS = (
     *("dnf", "docker", "aws", "systemctl", "nvidia-smi", "sleep", "cloudwatch-ctl"),
-    *("mkfs.xfs", "mount", "chown", "sysctl", "modprobe", "shutdown"),
+    *("mkfs.xfs", "mount", "chown", "sysctl", "modprobe", "mknod", "shutdown"),
 )
 
 
@@ -75,6 +75,7 @@ class Host:
             .replace("/etc/ecs/", f"{self.root}/etc/ecs/")
             .replace("/opt/aws/", f"{self.root}/opt/aws/")
             .replace("/dev/disk/", f"{self.root}/dev/disk/")
+            .replace("/dev/efa", f"{self.root}/dev/efa")
             .replace(CACHE_DIR, str(self.cache))
             .replace(SHARED_DIR, str(self.shared))
         )
@@ -259,11 +260,21 @@ def test_a_host_with_efa_reserves_huge_pages_and_says_which_devices_it_lacks(
 ) -> None:
     p4d = instance_type("p4d.24xlarge")
     host = Host(tmp_path / "host")
-    for number in range(4):
-        (host.root / "class" / "infiniband" / f"rdmap{number}").mkdir(parents=True)
+    # Two controllers of NVLink come first, as they may on p6-b200 (aws/sagemaker-hyperpod-cli#282).
+    for number, driver in enumerate(["mlx5_core"] * 2 + ["efa"] * 4):
+        device = host.root / "class" / "infiniband_verbs" / f"uverbs{number}"
+        (device / "device").mkdir(parents=True)
+        (host.root / "drivers" / driver).mkdir(parents=True, exist_ok=True)
+        (device / "device" / "driver").symlink_to(host.root / "drivers" / driver)
+        (device / "dev").write_text(f"231:{192 + number}\n")
     run = host.boot(has_gpus=True, efa=p4d)
     assert run.returncode == 0, run.stderr
     assert "WARNING" not in run.stdout
+    links = {each.name: each.readlink().name for each in (host.root / "dev/efa").glob("[0-9]")}
+    assert links == {str(number): f"uverbs{number + 2}" for number in range(4)}
+    made = [call for call in host.calls if call.startswith("mknod")]
+    assert [call.split()[-3:] for call in made] == [["c", "231", str(194 + n)] for n in range(4)]
+    assert [Path(call.split()[-4]).name for call in made] == [f"uverbs{n + 2}" for n in range(4)]
     assert (host.root / "etc" / "90-efa.conf").read_text() == "vm.nr_hugepages = 2560\n"
     assert "modprobe efa" in host.calls
 
