@@ -8,6 +8,7 @@ in silence.
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -42,13 +43,24 @@ _EXTRAS: Final = {
 }
 #: What ``--columns`` can name.
 PARTS: Final = ("text", "messages", "prompt", "context", "answer", "system", "tools")
-#: Columns and keys that change what is to be learned, and that are not known here.
+#: Columns and keys that change what is to be learned, by their names in other trainers, and that
+#: are not known here.
 _REFUSED: Final = {
-    *("image", "images", "video", "videos", "audio", "audios", "refusal"),
-    *("history", "chat_template_kwargs", "train_detail", "kto_tag"),
+    *("image", "images", "video", "videos", "audio", "audios", "refusal", "history"),
+    *("chat_template_kwargs", "enable_thinking", "train_detail", "kto_tag", "desirable"),
+    *("mask", "masked", "mask_loss", "loss_mask", "loss_masks", "loss_scale", "loss_weight"),
+    *("ignore_loss", "train_mask", "sample_weight", "assistant_masks", "completion_mask"),
 }
-#: The same, and one that may say that an answer is not wanted.
-CHECKED: Final = _REFUSED | {"label"}
+#: Weights of a message or of a row: 0 or false, and the answer is not learned.
+_WEIGHTS: Final = ("weight", "train", "trainable", "train_on_turn")
+#: The same of a message only; a table may have columns of these names that mean something else.
+_MESSAGE_WEIGHTS: Final = (*_WEIGHTS, "training", "loss")
+#: What tables and JSON write for true and false.
+_FLAGS: Final = dict.fromkeys(("0", "false", "no"), False) | dict.fromkeys(
+    ("1", "true", "yes"), True
+)
+#: Columns to look at, besides those that hold a conversation.
+CHECKED: Final = _REFUSED | {*_WEIGHTS, "label"}
 _ANSWER: Final = "assistant"
 #: What the authors of messages are called elsewhere, in lower case.
 _ROLES: Final = {
@@ -62,24 +74,30 @@ _ROLES: Final = {
 _CALLS: Final = ("function_call", "tool_call", "tool_calls")
 _CONTENT: Final = ("content", "value", "parts", "text")
 _THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
-#: 0 or false: the answer is not learned.
-_WEIGHTS: Final = ("weight", "train", "training", "loss")
 #: What a call without words has for a content, and whether its arguments are text: templates
 #: differ, and the first form that one writes is taken.
 _FORMS: Final = (("", False), (None, False), ("", True), (None, True))
-
+#: The begin and end of thoughts within a content.
+_MARKS: Final = re.compile("(</?think>)")
 
 #: Characters for private use: placeholders for what a template must write.
-_SIGNS: Final = range(0xE000, 0x110000)
+_SIGNS: Final = range(0xF0000, 0x110000)
 _LEFT_OUT: Final = (
     "the chat template leaves out or repeats {}: give --chat-template one that writes it, or take "
     "it out of the data"
 )
 _CHANGES: Final = (
-    "the chat template writes earlier messages in another way once others follow: what is learned "
-    "cannot be told. Give --chat-template one that does not, or that marks answers with "
+    "the chat template writes earlier messages in another way once an answer follows: what is "
+    "learned cannot be told. Give --chat-template one that does not, or that marks answers with "
     "{% generation %}"
 )
+_SPLIT: Final = (
+    "conversations in several rows, because the chat template writes earlier answers in another "
+    "way (without their thoughts, say) once others follow"
+)
+#: Accounts of conversations that are kept.
+_MAX_KNOWN: Final = 4096
+_UNSEEN: Final = "thoughts of answers that are not learned, left out by the chat template"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +115,11 @@ class Message:
 
     def __post_init__(self) -> None:
         check_characters(self.content)
+
+    @property
+    def thoughts(self) -> list[str]:
+        """Keys of the model's thoughts."""
+        return [key for key in _THOUGHTS if key in self.more and self.role == _ANSWER]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +141,10 @@ class Encoded:
     """Mask of the tokens that the model learns to predict: True for tokens of answers, and for
     those that end an answer."""
     stops: frozenset[int]
-    """Ids of the tokens that end answers."""
+    """Id of the token that ends the last answer. One that ends an earlier answer may stand inside
+    of others, such as between thoughts and answer."""
+    is_further: bool = False
+    """It is of the same conversation as the one before."""
 
 
 #: Begin and end of what is learned of an answer, in characters of the text that the template wrote.
@@ -205,9 +231,16 @@ def content_of(
         check_characters(text)
         return text if text.strip() else None
     for name in sorted(CHECKED & row.keys() - used):
-        if row[name] is False if name == "label" else row[name]:
+        value = row[name]
+        is_known = name == "label" or name in _WEIGHTS  # 1 and true change nothing
+        if _flag(value) is False if is_known else value not in (None, "", [], {}):
             raise ValueError(f'what is under "{name}" cannot be learned')
     return _conversation({part: row[name] for part, name in columns.items()})
+
+
+def _flag(value: object) -> bool | None:
+    """A truth as tables write it; None if it is something else."""
+    return _FLAGS.get(str(value).strip().lower().removesuffix(".0"))
 
 
 def _conversation(parts: Mapping[str, Any]) -> Conversation | None:
@@ -265,6 +298,10 @@ def _message(value: object) -> Message:
     for key in sorted(_REFUSED & more.keys()):
         raise ValueError(f"{key} is not known here, and would change what is learned")
     is_learned = _take_weight(role, more)
+    thoughts = [key for key in _THOUGHTS if key in more]
+    for key in thoughts[1:]:
+        if more[key] == more[thoughts[0]]:  # some servers write them under two names
+            del more[key]
     content = next((more.pop(key) for key in _CONTENT if key in more), "")
     calls = more.pop("tool_calls", None) or more.pop("function_call", None) or []
     if name in _CALLS:
@@ -285,12 +322,14 @@ def _message(value: object) -> Message:
 
 def _take_weight(role: str, more: dict[str, Any]) -> bool:
     """Remove the weights of a message; return False if it is an answer of weight 0."""
-    if role != _ANSWER and more.get("train"):
-        raise ValueError("train is set, and only answers are learned")
-    weights = [more.pop(key) for key in _WEIGHTS if key in more]
-    if any(each not in (0, 1) for each in weights):
-        raise ValueError(f"its weight is {weights[0]!r}: it can be 0 or 1")
-    return role != _ANSWER or all(weights)
+    weights = {key: more.pop(key) for key in _MESSAGE_WEIGHTS if key in more}
+    flags = {key: _flag(each) for key, each in weights.items()}
+    for key, flag in flags.items():
+        if flag is None:
+            raise ValueError(f"its {key} is {weights[key]!r}: it can be 0 or 1")
+        if flag and role != _ANSWER and key.startswith("train"):
+            raise ValueError(f"{key} is set, and only answers are learned")
+    return role != _ANSWER or all(flags.values())
 
 
 def _call(value: object) -> Mapping[str, Any]:
@@ -327,43 +366,165 @@ def _text(value: object) -> str:
     return _text(part[kept.pop()])
 
 
-def _begin(text: str, *, before: str, asked: str, head: str, question: str) -> int:
-    """Start of an answer in the text of its conversation.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Thing:
+    """Something that a row holds, and the sign in its place."""
+
+    sign: str
+    name: str
+    number: int
+    """Of its message; -1: of the tools."""
+    is_thought: bool = False
+    is_needed: bool = True
+
+
+class _Signed:
+    """A conversation with a sign in place of each of its texts."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self.things: list[_Thing] = []
+        messages = [self._message(*each) for each in enumerate(conversation.messages)]
+        tools = [self._tool(each) for each in conversation.tools]
+        self.conversation = Conversation(messages=tuple(messages), tools=tuple(tools))
+
+    def _plant(self, name: str, number: int, **kind: bool) -> str:
+        sign = chr(_SIGNS[len(self.things)])
+        self.things.append(_Thing(sign=sign, name=name, number=number, **kind))
+        return sign
+
+    def _message(self, number: int, message: Message) -> Message:
+        place = f"message {number + 1} ({message.role})"
+        more = {**message.more}
+        for key in message.thoughts:
+            more[key] = self._plant(f"{key} of {place}", number, is_thought=True)
+        *thoughts, words = _MARKS.split(message.content)
+        content = "".join(
+            self._text(each, f"thoughts of {place}", number, is_thought=True) for each in thoughts
+        ) + self._text(words, place, number)
+        calls = [
+            {**each, "function": self._leaves(each["function"], f"tool_calls of {place}", number)}
+            for each in message.calls
+        ]
+        return replace(message, content=content, calls=tuple(calls), more=more)
+
+    def _text(self, text: str, name: str, number: int, **kind: bool) -> str:
+        """A sign for a text, in the white space that is around it."""
+        words = text.strip()
+        if not words or _MARKS.fullmatch(words):
+            return text
+        return text.replace(words, self._plant(name, number, **kind))
+
+    def _leaves(self, value: Any, name: str, number: int) -> Any:
+        """Signs for all texts of a value."""
+        if isinstance(value, str):
+            return self._text(value, name, number)
+        if isinstance(value, Mapping):
+            return {key: self._leaves(each, name, number) for key, each in value.items()}
+        return (
+            [self._leaves(each, name, number) for each in value]
+            if isinstance(value, list)
+            else value
+        )
+
+    def _tool(self, value: Any) -> Any:
+        """A tool with signs for its name and descriptions. Its other texts are types, by which
+        templates decide."""
+        if isinstance(value, list):
+            return [*map(self._tool, value)]
+        if not isinstance(value, Mapping):
+            return value
+        found = {key: self._tool(each) for key, each in value.items()}
+        if isinstance(value.get("description"), str):
+            found["description"] = self._plant("description of a tool", -1, is_needed=False)
+        if isinstance(function := value.get("function"), Mapping):
+            found["function"]["name"] = self._plant(f"tools ({function['name']})", -1)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How messages are handed to a template."""
+
+    empty: str | None = ""
+    """Content of a call without words."""
+    as_text: bool = False
+    """Arguments of calls are JSON."""
+    thoughts: str = ""
+    """Key of the model's thoughts; empty: as in the data."""
+
+    def turn(self, message: Message) -> dict[str, Any]:
+        """A message as the template takes it."""
+        turn = {"role": message.role, "content": message.content, **message.more}
+        if self.thoughts and message.thoughts:
+            turn[self.thoughts] = turn.pop(message.thoughts[0])
+        if message.calls:
+            turn["content"] = message.content or self.empty
+            turn["tool_calls"] = calls = [{**call} for call in message.calls]
+            for call in calls if self.as_text else []:
+                arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+                call["function"] = {**call["function"], "arguments": arguments}
+        return turn
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """What a template makes of conversations that differ only in their texts."""
+
+    form: _Form
+    learned: Mapping[int, str]
+    """Each answer that is learned, by its number, with signs in place of texts."""
+    num_unseen: int
+    """Thoughts that are nowhere: the answers that they belong to are not learned."""
+    is_whole: bool = False
+    """All answers are learned in one text, as the template marks them."""
+
+
+def _forms(messages: Sequence[Message]) -> Iterator[_Form]:
+    """The forms to try, that of the data first."""
+    keys = ("", *_THOUGHTS) if any(each.thoughts for each in messages) else ("",)
+    for key in keys:
+        for empty, as_text in _FORMS if any(each.calls for each in messages) else _FORMS[:1]:
+            yield _Form(empty, as_text, key)
+
+
+def _learned(conversation: Conversation) -> list[int]:
+    """Numbers of the messages that are learned."""
+    return [
+        number
+        for number, each in enumerate(conversation.messages)
+        # The first message has nothing before it that could ask.
+        if number and each.role == _ANSWER and each.is_learned
+        if each.content.strip() or each.calls or each.more
+    ]
+
+
+def _cut(text: str, spans: Iterable[_Span]) -> str:
+    return "".join(text[slice(*span)] for span in spans)
+
+
+def _compare(message: Message, learned: str, *, around: str) -> None:
+    """Compare the words of an answer with what is learned of it.
 
     Args:
-        before: text of the messages before the answer.
-        asked: the same, with the request for an answer.
-        head: what ``text`` begins with, up to the words of the answer; empty if not known.
-        question: content of the message before.
+        around: what the template writes itself.
 
     Raises:
-        InputError: the request is not there.
+        InputError: the template has changed them.
     """
-    # A template may ask with more than it writes before an answer that is there, and may begin in
-    # another way when it asks.
-    if text.startswith(before):
-        common = os.path.commonprefix([text, asked])  # noqa: RUF071 - these are no paths
-        if len(common) < len(asked):  # <think> and <tool_call> have nothing in common
-            common = common[: max(map(common.rfind, ">\n]: ")) + 1]
-        return max(len(common), len(before))
+    thoughts = (str(message.more[key]) for key in message.thoughts)
+    for each in (*_MARKS.split(message.content)[::2], *thoughts):
+        words = each.strip()
+        if words and learned.count(words) <= around.count(words):
+            raise InputError(f"the chat template changes an answer ({words[:40]!r})")
 
-    # Templates drop the thoughts of earlier answers once others follow, ...
-    request = asked.removeprefix(before)
-    if not head:
-        raise InputError(_CHANGES)
-    if head.endswith(request):
-        return len(head)
 
-    # ... and those of this turn, between calls, too: there the end of the request may be missing,
-    # or something else in place of the thoughts. The question does not follow the request.
-    if asked.startswith(before):
-        for size in range(len(request) - 1, len(request) // 2, -1):
-            if head.endswith(request[:size]):
-                return len(head)
-        at = head.rfind(request)
-        if at >= max(0, head.rfind(question.strip())):
-            return at + len(request)
-    raise InputError(_CHANGES)
+def _common(one: str, other: str) -> int:
+    """Characters with which both begin."""
+    return len(os.path.commonprefix([one, other]))  # noqa: RUF071 - these are no paths
+
+
+class _RefusalError(InputError):
+    """The template has refused a conversation."""
 
 
 class ChatWriter:
@@ -376,9 +537,14 @@ class ChatWriter:
         self._vocabulary = vocabulary
         self._render: Any = render_jinja_template
         self._is_annotated = "endgeneration" in vocabulary.template
-        self._form: tuple[str | None, bool] = _FORMS[0]
+        self._form = _Form()
+        self._known: dict[int, _Account] = {}
+        """Accounts of conversations, by the hash of what they are without texts."""
+        self._rest, self._end = self._ends_of_texts()
         self.unused: set[str] = set()
         """Keys of messages that the template does not write."""
+        self.counts: Counter[str] = Counter()
+        """Conversations and messages of which the user is told, by what is said of them."""
 
     def text(self, conversation: Conversation, *, asks: bool = False) -> str:
         """The text that the template makes of a conversation.
@@ -396,7 +562,8 @@ class ChatWriter:
         conversations: Iterable[Conversation],
         refuse: Callable[[str, ValueError], None] | None = None,
     ) -> Iterator[Encoded]:
-        """Tokens of each conversation, and which of them are learned.
+        """Tokens of each conversation, and which of them are learned: several times, with other
+        answers learned, where the template writes earlier ones in another way.
 
         Args:
             refuse: takes the place of a conversation that cannot be written, and the reason.
@@ -404,24 +571,28 @@ class ChatWriter:
         Raises:
             InputError: the template refuses one, or leaves out, repeats or changes a part of it.
         """
-        written = []
+        written: list[tuple[str, list[_Span], bool]] = []
         for each in conversations:
             try:
-                written.append(self._written(each))
+                rows = self._written(each)
             except ValueError as error:
                 if refuse is None:
                     raise
                 refuse(each.place, error)
+            else:
+                written += [(*row, number > 0) for number, row in enumerate(rows)]
         encodings = self._vocabulary.tokenizer.encode_batch(
-            [text for text, _ in written], add_special_tokens=False
+            [text for text, _, _ in written], add_special_tokens=False
         )
-        for (text, answers), encoding in zip(written, encodings, strict=True):
-            yield self._marked(text, answers, encoding)
+        for (text, answers, is_further), encoding in zip(written, encodings, strict=True):
+            yield replace(self._marked(text, answers, encoding), is_further=is_further)
 
-    def _rendered(self, conversation: Conversation, *, asks: bool) -> tuple[str, list[Any]]:
+    def _rendered(
+        self, conversation: Conversation, *, asks: bool = False
+    ) -> tuple[str, list[_Span]]:
         try:
             texts, spans = self._render(
-                conversations=[[self._turn(each) for each in conversation.messages]],
+                conversations=[[self._form.turn(each) for each in conversation.messages]],
                 tools=[*conversation.tools] or None,
                 chat_template=self._vocabulary.template,
                 add_generation_prompt=asks,
@@ -431,148 +602,215 @@ class ChatWriter:
             check_characters(texts[0])
         except Exception as error:  # a template is a program, and raises what it likes
             roles = [each.role for each in conversation.messages]
-            raise InputError(
+            raise _RefusalError(
                 f"the chat template refuses a conversation of {len(roles)} messages by "
                 f"{', '.join(roles[:8])}: {error}"
             ) from None
         return texts[0], [*spans[0]] if spans else []
 
-    def _turn(self, message: Message) -> dict[str, Any]:
-        """A message as the template takes it."""
-        turn = {"role": message.role, "content": message.content, **message.more}
-        if message.calls:
-            empty, as_text = self._form
-            turn["content"] = message.content or empty
-            turn["tool_calls"] = calls = [{**call} for call in message.calls]
-            for call in calls if as_text else []:
-                arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-                call["function"] = {**call["function"], "arguments": arguments}
-        return turn
+    def _names(self, role: str) -> bool:
+        """True if the template has a role in it."""
+        return bool(re.search(rf"[.'\"]{re.escape(role)}\b", self._vocabulary.template))
 
-    def _names(self, key: str) -> bool:
-        """True if the template has a key of messages, or a role, in it."""
-        return bool(re.search(rf"[.'\"]{re.escape(key)}\b", self._vocabulary.template))
+    def _ends_of_texts(self) -> tuple[str, int]:
+        """What the template writes at the end of each text, asked or not, that belongs to no
+        message: a request for the next answer, or an end of the text. And the id of the token that
+        ends an answer for which it writes no end."""
+        words = self._vocabulary
+        user, answer, other = map(chr, _SIGNS[:3])
+        said = [
+            Message(role=role, content=content)
+            for role, content in (("user", user), (_ANSWER, answer), ("user", other))
+        ]
+        try:
+            texts = [self.text(Conversation(messages=tuple(said[:num]))) for num in (1, 2, 3)]
+        except InputError:
+            return "", words.end_of_text
+        after_user = texts[0].rpartition(user)[2]
+        after_answer = texts[1].rpartition(answer)[2]
+        between = texts[2].rpartition(answer)[2].partition(other)[0]
+        named = {words.tokenizer.id_to_token(each): each for each in words.special}
+        special = re.compile("|".join(map(re.escape, named)))
+        if not after_answer.strip():  # a turn ends where the next one begins
+            first = special.search(between)
+            return "", named[first[0]] if first else words.end_of_text
+        rest = after_answer[_common(after_answer, between) :]
+        size = _common(after_user[::-1], after_answer[::-1])
+        if not rest.strip() or len(rest) > size:
+            return "", words.end_of_text
+        # After an answer as after a question, whose own end is its first special token.
+        shared = after_answer[len(after_answer) - size :]
+        first = special.search(shared)
+        return shared[first.end() :] if first else rest, words.end_of_text
 
-    def _check(self, conversation: Conversation) -> None:
-        """Check that the template writes all messages, calls, thoughts and tools.
+    def _written(self, conversation: Conversation) -> list[tuple[str, list[_Span]]]:
+        """Texts of a conversation, and the begin and end of each answer to learn in them.
+
+        One text has all answers, unless the template writes an earlier one in another way once
+        others follow: then another one ends with that answer.
+        """
+        account = self._checked(conversation)
+        if account.is_whole:
+            rows = [self._marked_text(conversation)]
+        else:
+            rows = [(self.text(conversation), [])]
+        for number in reversed(_learned(conversation)):
+            text, spans = rows[0] if account.is_whole else self._answer(conversation, number)
+            message, learned = conversation.messages[number], _cut(text, spans)
+            _compare(message, learned, around=account.learned[number])
+            if account.is_whole:
+                continue
+            whole = text[: spans[-1][1]]
+            found = next((own for each, own in rows if each.startswith(whole)), None)
+            if found is None:
+                rows.append((text, found := []))
+            found[:0] = spans
+        rows = [row for row in rows if row[1]] or rows[:1]
+        self.counts[_SPLIT] += len(rows) > 1
+        return rows[::-1]
+
+    def _marked_text(self, conversation: Conversation) -> tuple[str, list[_Span]]:
+        """The text of a conversation, and the parts of it that the template marks."""
+        text, spans = self._rendered(conversation)
+        spans = [span for span in spans if text[slice(*span)].strip()]
+        if spans and conversation.messages[-1].role == _ANSWER:
+            # What follows belongs to its turn, marked or not.
+            end = len(text.removesuffix(self._rest).rstrip())
+            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+        return text, spans
+
+    def _answer(self, conversation: Conversation, number: int) -> tuple[str, list[_Span]]:
+        """The text that ends with an answer, and the parts of it that are the answer: those that
+        the template marks, else what follows the request for it."""
+        messages = conversation.messages
+        earlier = replace(conversation, messages=messages[:number])
+        text, spans = self._marked_text(replace(conversation, messages=messages[: number + 1]))
+        if spans and (own := spans[len(self._marked_text(earlier)[1]) :]):
+            return text, own
+        end = len(text.removesuffix(self._rest).rstrip())
+
+        asked = self.text(earlier, asks=True)
+        begin = _common(text, asked)
+        if begin < len(asked):
+            # A template may ask with more than it writes before an answer that is there (<think>
+            # and <tool_call> have nothing in common), or begin in another way when it asks.
+            begin = max(text.rfind(each, 0, begin) for each in ">\n]: ") + 1
+            before = self.text(earlier).removesuffix(self._rest)
+            if text.startswith(before):
+                begin = max(begin, len(before))
+        return text, [(min(begin, end), end)]
+
+    def _checked(self, conversation: Conversation) -> _Account:
+        """Choose the first form of a conversation in which the template writes all that it holds.
 
         Raises:
-            InputError: it leaves one out.
+            InputError: there is none.
         """
-        signs: dict[str, str] = {}
-
-        def sign(what: str) -> str:
-            signs[found := chr(_SIGNS[0] + len(signs))] = what
-            return found
-
-        messages = []
         for number, message in enumerate(conversation.messages, start=1):
-            place = f"message {number} ({message.role})"
             if message.role not in _ROLES.values() and not self._names(message.role):
                 raise InputError(
-                    f"{place}: this role is not known here and not in the chat template; rename "
-                    f"it to one of {', '.join(dict.fromkeys(_ROLES.values()))}"
+                    f"message {number} ({message.role}): this role is not known here and not in "
+                    "the chat template; rename it to one of "
+                    f"{', '.join(dict.fromkeys(_ROLES.values()))}"
                 )
-            for key in message.more:
-                names = _THOUGHTS if key in _THOUGHTS else (key,)
-                if not any(map(self._names, names)):
-                    if key in _THOUGHTS and message.role == _ANSWER:
-                        raise InputError(_LEFT_OUT.format(f"{key} of {place}"))
-                    self.unused.add(key)
-            calls = [
-                {**each, "function": {**each["function"], "name": sign(f"tool_calls of {place}")}}
-                for each in message.calls
-            ]
-            content = sign(place) if message.content.strip() else ""
-            messages.append(replace(message, content=content, calls=tuple(calls)))
-        if conversation.tools and not re.search(r"\btools\b", self._vocabulary.template):
-            raise InputError(_LEFT_OUT.format("tools"))
-        failure = InputError("")
-        for self._form in _FORMS if any(each.calls for each in messages) else _FORMS[:1]:
-            try:
-                text = self.text(replace(conversation, messages=tuple(messages)))
-            except InputError as error:
-                failure = error
-                continue
-            missing = next((what for each, what in signs.items() if each not in text), "")
-            if not missing:
-                return
-            failure = InputError(_LEFT_OUT.format(missing))
-        raise failure
+        signed = _Signed(conversation)
+        key = hash(repr(signed.conversation))
+        if key not in self._known:
+            failure: InputError | None = None
+            for self._form in _forms(conversation.messages):
+                try:
+                    found = self._account(signed)
+                    self._note_unused(signed.conversation)
+                    break
+                except InputError as error:
+                    if failure is None or isinstance(failure, _RefusalError):
+                        failure = error
+            else:
+                assert failure is not None
+                raise failure
+            if len(self._known) == _MAX_KNOWN:
+                self._known.clear()
+            self._known[key] = found
+        found = self._known[key]
+        self._form = found.form
+        self.counts[_UNSEEN] += found.num_unseen
+        return found
 
-    def _written(self, conversation: Conversation) -> tuple[str, list[_Span]]:
-        """The text of a conversation, and the begin and end of each answer to learn in it."""
-        self._check(conversation)
-        messages = conversation.messages
-        text, spans = self._rendered(conversation, asks=False)
-        answers = [span for span in spans if text[slice(*span)].strip()]
-        if answers and all(each.is_learned for each in messages):
-            if messages[-1].role == _ANSWER:  # what follows belongs to its turn, marked or not
-                answers[-1] = (answers[-1][0], len(text.rstrip()))
-            return text, answers
-        return text, [
-            self._span(conversation, number, text)
-            for number, each in enumerate(messages)
-            # The first message has nothing before it that could ask.
-            if number and each.role == _ANSWER and each.is_learned
-            if each.content.strip() or each.calls or each.more
-        ]
-
-    def _span(self, conversation: Conversation, number: int, text: str) -> _Span:
-        """Begin and end of an answer in the text of its conversation.
+    def _account(self, signed: _Signed) -> _Account:
+        """Look for each thing of a conversation in what is learned of it.
 
         Raises:
-            InputError: the template leaves the answer out, repeats or changes it, or writes the
-                messages before it in another way once others follow.
+            InputError: the template leaves one out of the answer that it belongs to, or of what
+                comes before, or repeats it.
         """
-        messages = conversation.messages
-        earlier, message, later = messages[:number], messages[number], messages[number + 1 :]
+        numbers = _learned(signed.conversation)
+        if self._is_annotated:
+            try:
+                text, spans = self._marked_text(signed.conversation)
+                unseen = self._found(signed.things, numbers, text, spans)
+            except InputError:
+                pass  # it marks more than is to be learned, or changes earlier answers
+            else:
+                learned = dict.fromkeys(numbers, _cut(text, spans))
+                return _Account(self._form, learned, len(unseen), is_whole=True)
+        learned, unseen = {}, set()
+        for number in numbers:
+            text, spans = self._answer(signed.conversation, number)
+            things = [each for each in signed.things if each.number <= number]
+            unseen |= self._found(things, [number], text, spans)
+            learned[number] = _cut(text, spans)
+        return _Account(self._form, learned, sum(each.number not in numbers for each in unseen))
 
-        def shown(*messages: Message, asks: bool = False) -> str:
-            return self.text(replace(conversation, messages=messages), asks=asks)
+    def _found(
+        self,
+        things: Iterable[_Thing],
+        numbers: Sequence[int],
+        text: str,
+        spans: Sequence[_Span],
+    ) -> set[_Thing]:
+        """Look for each thing in what is learned, or before it; return the thoughts of other
+        answers that are not there: templates take them out once others follow.
 
-        before, asked = shown(*earlier), shown(*earlier, asks=True)
+        Args:
+            numbers: of the messages that are learned.
 
-        # What is around the words of another answer in its place. No text has the mark.
-        mark = next(each for each in map(chr, _SIGNS) if each not in text)
-        try:
-            head, *tails = shown(*earlier, Message(role=_ANSWER, content=mark), *later).split(mark)
-        except InputError:  # results want their calls
-            head, tails = "", [mark]
-        if len(tails) != 1:
-            raise InputError(_LEFT_OUT.format(f"message {number + 1} ({_ANSWER})"))
-        has_tail = text.endswith(tails[0])
-        rest = text.removesuffix(tails[0])
-
-        begin = _begin(
-            text,
-            before=before,
-            asked=asked,
-            head=head if text.startswith(head) else "",
-            question=earlier[-1].content,
-        )
-
-        # The turn ends where the text up to it does, or where that of another answer does.
-        for each in (message, replace(message, more={})):
-            after = shown(*earlier, each)
-            if len(after) > begin and text.startswith(after):
-                end = len(after.rstrip())
-                break
-        else:
-            questions = (each.content.strip() for each in later if each.role != _ANSWER)
-            if not has_tail or not all(each in tails[0] for each in questions):
+        Raises:
+            InputError: another thing is not there, or is learned and should not be.
+        """
+        learned = _cut(text, spans)
+        unseen = set()
+        for thing in things:
+            is_own = thing.number in numbers
+            if thing.sign in learned and not is_own:
                 raise InputError(_CHANGES)
-            end = len(rest)
+            if is_own and text.count(thing.sign) == learned.count(thing.sign) == 1:
+                continue
+            if not is_own and thing.sign in text:
+                continue
+            if thing.is_thought and not is_own:
+                unseen.add(thing)
+            elif thing.is_needed:
+                raise InputError(_LEFT_OUT.format(thing.name))
+            else:
+                self.unused.add(thing.name)
+        return unseen
 
-        # Its words end where the rest begins, perhaps without the thoughts among them.
-        if has_tail and not message.calls:
-            written, content = rest.rstrip(), message.content.strip()
-            shapes = (content, content.rpartition("</think>")[2].strip())
-            shape = next(filter(written.endswith, shapes), None)
-            if shape is None:
-                raise InputError(f"the chat template changes an answer ({content[:40]!r})")
-            begin = min(begin, len(written) - len(shape))
-        return begin, end
+    def _note_unused(self, conversation: Conversation) -> None:
+        """Take note of keys without which the template writes the same."""
+        messages = conversation.messages
+        for key in {key for each in messages for key in each.more if key not in each.thoughts}:
+            without = [
+                replace(
+                    each, more={name: value for name, value in each.more.items() if name != key}
+                )
+                for each in messages
+            ]
+            try:
+                shorter = self.text(replace(conversation, messages=tuple(without)))
+            except InputError:
+                continue  # it cannot be left out
+            if shorter == self.text(conversation):
+                self.unused.add(key)
 
     def _marked(self, text: str, answers: Sequence[_Span], encoding: Any) -> Encoded:
         """Tokens, those of the answers marked."""
@@ -581,7 +819,7 @@ class ChatWriter:
         ends = [end for _, end in encoding.offsets]
         special = self._vocabulary.special
         learned = [False] * len(ids)
-        stops: set[int] = set()
+        stop = None
         at = 0
         is_ended = True
         for begin, end in answers:
@@ -603,8 +841,8 @@ class ChatWriter:
             is_ended = stop is not None or bool(text[end:].strip())
             if stop is not None:
                 learned[stop] = True
-                stops.add(ids[stop])
         if not is_ended:  # the model would never stop
-            ids[at:], learned[at:] = [self._vocabulary.end_of_text], [True]
-            stops.add(self._vocabulary.end_of_text)
+            stop = at
+            ids[at:], learned[at:] = [self._end], [True]
+        stops = {ids[stop]} if stop is not None else ()
         return Encoded(ids=ids, learned=learned, stops=frozenset(stops))

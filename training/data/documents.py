@@ -82,6 +82,8 @@ class Rows:
     """Names of columns."""
     files: list[str] = field(default_factory=list)
     """Names of files that are not read."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Of what else is to be said, by what is said."""
 
     def refuse(self, place: str, error: ValueError) -> None:
         """Take note of a row that cannot be used."""
@@ -116,7 +118,7 @@ class Rows:
         for what, names in (("columns", self.unused), ("files", self.files)):
             if names:
                 notes.append(f"{what} that are not used: {listed(sorted(names), most=8)}")
-        return notes
+        return notes + [f"{what}: {num:,}" for what, num in sorted(self.counts.items()) if num]
 
 
 def text_files(

@@ -40,7 +40,7 @@ _STARTS: Final = ".starts"
 #: Version of the files and of the tokenization: part of each key.
 _FORMAT: Final = 3
 #: The same of conversations only.
-_CHAT_FORMAT: Final = 2
+_CHAT_FORMAT: Final = 3
 _DTYPES: Final = ("uint16", "uint32")
 
 Tokens = npt.NDArray[np.int64]
@@ -286,6 +286,7 @@ def build(
     # Every N-th row of the contents is held out, or all of the validation set.
     of_contents = held_out_every if validation is None else math.inf
     number = num_left_out = 0
+    is_held_out = False
     stops: set[int] = set()
     with storage.staged_folder(str(folder)) as part:
         with ExitStack() as stack:
@@ -301,10 +302,11 @@ def build(
                         if is_chat and not any(row.learned):
                             num_left_out += 1
                             continue
-                        is_held_out = number % every == every - 1
+                        if not row.is_further:
+                            is_held_out = number % every == every - 1
+                            number += 1
                         (held_out if is_held_out else train).add(row.ids, row.learned)
                         stops |= row.stops
-                        number += 1
         rows.check()
         if not train.num_rows or not held_out.num_rows:
             found = counted(number, "conversation" if is_chat else "document")
@@ -386,6 +388,7 @@ def _chats(writer: ChatWriter, rows: Rows) -> _Encode:
             raise InputError(MIXED)
         yield from writer.encode(chats, rows.refuse)
         rows.unused |= {f"{key} of a message" for key in writer.unused}
+        rows.counts = writer.counts
 
     return encode
 
