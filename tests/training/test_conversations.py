@@ -148,7 +148,7 @@ def learned_rows(
     end the last of them; row by row."""
     words = vocabulary.read(folder)
     decode = partial(words.tokenizer.decode, skip_special_tokens=False)
-    rows = []
+    rows: list[tuple[str, list[str], set[str]]] = []
     for encoded in ChatWriter(words).encode([conversation(messages, **more)]):
         assert encoded.is_further == bool(rows)
         stretches = groupby(zip(encoded.ids, encoded.learned, strict=True), key=itemgetter(1))

@@ -10,6 +10,7 @@ import hashlib
 import re
 import textwrap
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,6 +83,16 @@ def num_tokens(model: str, *, runs: str) -> int:
     return int(config_of(values, model=model).vocab_size)
 
 
+def with_floats(values: dict[str, Any]) -> dict[str, Any]:
+    """A ``config.json`` with infinities as Python writes them: JSON has none, and transformers 5
+    has a way of its own."""
+    from transformers import PreTrainedConfig
+
+    decode: Any = PreTrainedConfig._decode_special_floats
+    found: dict[str, Any] = decode(values)
+    return found
+
+
 def config_of(values: Mapping[str, object], *, model: str = "") -> Any:
     """The transformers configuration that a ``config.json`` holds.
 
@@ -92,11 +103,9 @@ def config_of(values: Mapping[str, object], *, model: str = "") -> Any:
         InputError: transformers does not know its type, or cannot use it, or it reads pictures or
             sound too.
     """
-    from transformers import AutoConfig, PreTrainedConfig
+    from transformers import AutoConfig
 
-    # JSON has no infinity; transformers writes it in a way of its own.
-    decode: Any = PreTrainedConfig._decode_special_floats
-    rest: dict[str, Any] = decode(dict(values))
+    rest = with_floats(deepcopy(dict(values)))  # it is changed
     kind = rest.pop("model_type", None)
     try:
         config: Any = AutoConfig.for_model(kind, **rest)
@@ -112,7 +121,26 @@ def config_of(values: Mapping[str, object], *, model: str = "") -> Any:
         raise InputError(
             f"model {model} is of type {kind!r}, which reads more than text: give a model of text"
         )
+    known = config.to_dict()
+    for key, value in {**_older_keys(config, known), **values}.items():
+        if key not in known and ("rope" in key or "rotary" in key or key in config.attribute_map):
+            config.__dict__[key] = value  # only to be written: as attributes, some change others
     return config
+
+
+def _older_keys(config: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    """What transformers 5 has renamed in a ``config.json`` or put into ``rope_parameters``, under
+    the names that version 4 and other programs read. They take other values without a word."""
+    keys = {old: known[new] for old, new in config.attribute_map.items() if new in known}
+    found = known.get("rope_parameters") or {}
+    rope = dict(found.get("full_attention") or found)
+    is_scaled = (kind := rope.get("rope_type", "default")) != "default"
+    if "rope_theta" not in rope or (rope != found and kind not in ("default", "linear")):
+        return keys  # as no version 4 has it
+    keys |= {key: rope.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    if sliding := found.get("sliding_attention"):
+        keys["rope_local_base_freq"] = sliding["rope_theta"]
+    return keys | {"rope_scaling": rope if is_scaled else None}
 
 
 def weights_folder(model: str, *, runs: str) -> Path:
