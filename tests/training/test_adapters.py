@@ -119,7 +119,10 @@ def test_all_leaves_out_what_would_not_be_trained_and_names_it() -> None:
 def test_routers_get_adapters_only_by_name() -> None:
     mixture = {"num_experts": 4, "moe_topk": 2, "head_dim": 8}
     model = tiny("hunyuan_v1_moe", **mixture)
-    assert lora.add(model, rank=4) == "no adapters are put beside wg (chooses experts)"
+    assert lora.add(model, rank=4) == (
+        "no adapters are put beside wg (chooses experts); down_proj, gate_up_proj (fused experts, "
+        "69% of the weights)"
+    )
     assert not any("wg" in name for name in trained(model))
     model = tiny("hunyuan_v1_moe", **mixture)
     assert lora.add(model, rank=4, targets="wg") == ""

@@ -175,16 +175,17 @@ def test_text_in_a_folder_of_s3_is_read_from_all_its_files(
     storage.filesystem("s3://").mkdir("s3://texts")
     with pytest.raises(InputError, match=r"s3://texts/a holds no text"):
         documents.text_files("s3://texts/a")
-    storage.write_bytes("s3://texts/a/two.txt", b"two")
+    storage.write_bytes("s3://texts/a/two.jsonl", b'{"text": "two"}')
     storage.write_bytes("s3://texts/a/deep/one.jsonl", b'{"text": "one"}')
     storage.write_bytes("s3://texts/a/picture.png", b"no text")
-    # Text and tokens are 36 bytes together.
-    monkeypatch.setattr(storage, "bytes_free", lambda _: 35)
+    storage.write_bytes("s3://texts/a/README.txt", b"about them")
+    # Text and tokens are 60 bytes together.
+    monkeypatch.setattr(storage, "bytes_free", lambda _: 59)
     with pytest.raises(InputError, match=r"use hosts with a larger disk"):
         documents.text_files("s3://texts/a")
-    monkeypatch.setattr(storage, "bytes_free", lambda _: 36)
+    monkeypatch.setattr(storage, "bytes_free", lambda _: 60)
     found = documents.text_files("s3://texts/a/")
-    assert [path.read_bytes() for path in found] == [b'{"text": "one"}', b"two"]
+    assert [path.read_bytes() for path in found] == [b'{"text": "one"}', b'{"text": "two"}']
 
 
 def test_a_column_of_a_table_is_text(tmp_path: Path) -> None:

@@ -54,7 +54,11 @@ CONVERTED = {
         "large/partial-train/0000.parquet": parquet("the beginning"),
     }
 }
-TEXTS = {"README.md": b"no text", "part.jsonl": b'{"text": "one"}', "more/part.txt": b"two"}
+TEXTS = {
+    "README.md": b"no text",
+    "part.jsonl": b'{"text": "one"}',
+    "more/part.jsonl": b'{"text": "two"}',
+}
 PICKLED = {"config.json": FILES["config.json"], "pytorch_model.bin": pickled()}
 DAMAGED = {"config.json": FILES["config.json"], "pytorch_model.bin": b"damaged"}
 REPOSITORIES = {
@@ -131,7 +135,8 @@ def test_the_hub_gives_what_it_has_and_its_refusals_say_what_to_do(
 @pytest.mark.slow
 def test_a_configuration_and_a_split_of_a_data_set_are_chosen(hub: str, tmp_path: Path) -> None:
     places = {
-        "script/default": "held out from a script",
+        "script/default/test": "held out",
+        "script/default": "from a script",
         "script/default/train": "from a script",
         "script/default/dev": "has no split 'dev': it has test, train",
         "script/default/train/more": "give hf://owner/name[@revision] or hf://owner/name/CONF",

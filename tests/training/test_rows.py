@@ -1,7 +1,9 @@
 """Proves that rows are read from the kinds of files that data sets come as, and what is none of
 them is refused with the place."""
 
+import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,52 @@ def test_of_a_folder_with_splits_only_the_training_part_is_read(tmp_path: Path) 
         assert sorted(unread) == ["test-00000-of-00001.jsonl", "validation.jsonl"]
     (only,) = documents.text_files(str(tmp_path / "folders" / "test"))
     assert only.stem == names[3]
+
+
+@pytest.mark.parametrize(
+    ("trained", "others"),
+    [
+        ("my_train", "my_test"),
+        ("alpaca-train", "alpaca-val|alpaca-test"),
+        ("training", "validation"),
+        ("data.train", "data.test"),
+        ("2024 training", "2024 testing"),
+        ("sft_train_v2", "sft_evaluation_v2|sft.eval.1"),
+        ("train_sft|train_gen", "test_sft|test_gen"),
+        # Words of more letters are none, and one name may have both kinds.
+        ("trained|contest|devices", ""),
+        ("train_test_split", ""),
+        ("test-1|test-2", ""),
+    ],
+)
+def test_splits_are_words_between_any_separators(trained: str, others: str, tmp_path: Path) -> None:
+    wanted, rest = trained.split("|"), list(filter(None, others.split("|")))
+    for name in (*wanted, *rest):
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "x"}')
+    unread: list[str] = []
+    found = documents.text_files(str(tmp_path), unread=unread)
+    assert {each.stem for each in found} == {*wanted}
+    assert {*unread} == {f"{name}.jsonl" for name in rest}
+
+
+def test_rows_win_over_plain_text_beside_them_and_kinds_are_not_mixed(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}')
+    (tmp_path / "README.txt").write_text("\ufeffabout it")
+    unread: list[str] = []
+    assert [each.name for each in documents.text_files(str(tmp_path), unread=unread)] == ["a.jsonl"]
+    assert unread == ["README.txt"]
+    assert read(tmp_path / "README.txt") == ["about it"]
+    (tmp_path / "b.jsonl").write_text('{"prompt": "Why?", "completion": "So."}')
+    with pytest.raises(InputError, match=r"a\.jsonl has text, .*b\.jsonl conversations"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.ndjson", "a.jsonlines", "a.jl", "a.md.gz", "rows"])
+def test_a_kind_that_is_not_known_is_named(name: str, tmp_path: Path) -> None:
+    content = b' {"text": "x"}'
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    with pytest.raises(InputError, match=f"{re.escape(name)} is of a kind that is not known"):
+        read(tmp_path / name)
 
 
 @pytest.mark.parametrize(

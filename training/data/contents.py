@@ -13,7 +13,7 @@ from contract.text import counted
 from training.data import catalog, sources
 from training.data.catalog import IMAGES, TEXT
 from training.data.conversations import Conversation, columns_of, parse_columns
-from training.data.documents import MIXED, Rows, documents, kind_of, text_files
+from training.data.documents import Rows, documents, kind_of, text_files
 from training.data.download import Report
 from training.data.pictures import layout
 from training.data.pictures.index import INDEX_FILE, Index
@@ -86,8 +86,6 @@ def look(place: Path, report: Report | None = None) -> Contents:
         for content in documents(readable, rows, report):
             kinds.add(_CONVERSATIONS if isinstance(content, Conversation) else TEXT)
         rows.check()
-        if len(kinds) > 1:
-            raise InputError(MIXED)
         if readable == files and not kinds:
             raise InputError("its files hold no text")
         if not kind:

@@ -25,7 +25,7 @@ from contract.text import counted
 from store import cache, storage
 from training.data import vocabulary
 from training.data.conversations import ChatWriter, Conversation, Encoded, parse_columns
-from training.data.documents import MIXED, Rows, batches, documents, text_files
+from training.data.documents import Rows, batches, documents, text_files
 from training.data.download import Report
 from training.data.vocabulary import Vocabulary
 from training.record import fields
@@ -368,8 +368,6 @@ def _texts(words: Vocabulary) -> _Encode:
     """Tokens of documents, with what the tokenizer puts before each, and the end of text."""
 
     def encode(batch: Sequence[str | Conversation]) -> Iterator[Encoded]:
-        if not all(isinstance(each, str) for each in batch):
-            raise InputError(MIXED)
         for encoding in words.tokenizer.encode_batch([*batch]):
             ids = [*encoding.ids]
             if ids[-1:] != [words.end_of_text]:
@@ -383,9 +381,7 @@ def _chats(writer: ChatWriter, rows: Rows) -> _Encode:
     """Tokens of conversations."""
 
     def encode(batch: Sequence[str | Conversation]) -> Iterator[Encoded]:
-        chats = [each for each in batch if not isinstance(each, str)]
-        if len(chats) < len(batch):
-            raise InputError(MIXED)
+        chats = (each for each in batch if not isinstance(each, str))
         yield from writer.encode(chats, rows.refuse)
         rows.unused |= {f"{key} of a message" for key in writer.unused}
         rows.counts = writer.counts

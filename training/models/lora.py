@@ -80,7 +80,7 @@ def add(
         ) from None
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
-    return _left_out(reasons) if targets == ALL else ""
+    return _left_out(reasons | _no_matrices(model)) if targets == ALL else ""
 
 
 def reasons_against(model: nn.Module) -> dict[str, str]:
@@ -98,6 +98,27 @@ def reasons_against(model: nn.Module) -> dict[str, str]:
         elif _is_router(model, name, layer):
             found[name] = _ROUTER
     return found
+
+
+def _no_matrices(model: nn.Module) -> dict[str, str]:
+    """Reason against adapters beside each weight of the blocks that is no matrix of its own."""
+    inside = {f"{name}." for name, _ in language_models.matrices(model)}
+    others = {
+        name: parameter
+        for name, parameter in language_models.blocks(model).named_parameters()
+        if parameter.ndim > 1 and not any(name.startswith(each) for each in inside)
+    }
+    experts = {name: each for name, each in others.items() if "experts." in name}
+    part = sum(each.numel() for each in experts.values()) / language_models.num_parameters(model)
+    fused = f"fused experts, {part:.0%} of the weights"
+    return {
+        name.removesuffix(".weight"): fused
+        if name in experts
+        else _ROUTER
+        if "router" in name or not _GATES.isdisjoint(name.split("."))
+        else "no matrix"
+        for name in others
+    }
 
 
 def _is_router(model: Any, name: str, layer: Any) -> bool:
