@@ -432,7 +432,7 @@ LEARNED: dict[str, tuple[str, list[dict[str, Any]], list[str]]] = {
         ["<|im_start|>assistant\nSo.<|im_end|>"] * 2,
     ),
     "block-without-end": (BLOCK_WITHOUT_END, WHY, ["So.<|im_end|>", "Yes.<|im_end|>"]),
-    "next-turn": (NEXT_TURN, WHY, ["So.<|im_start|>", "Yes.<|im_start|>"]),
+    "next-turn": (NEXT_TURN, WHY, ["So.<|im_start|>", "Yes.<eos>"]),
     # As Command A's and Phi-3's: what follows each text is no part of an answer.
     "asks-always": (ASKS_ALWAYS, WHY, ["So.<|im_end|>", "Yes.<|im_end|>"]),
     "ends-texts": (ENDS_TEXTS, WHY, ["So.<|im_end|>", "Yes.<|im_end|>"]),

@@ -10,8 +10,10 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from itertools import product
+from typing import Any, Final, NamedTuple
 
 from contract.errors import InputError
 from training.data.vocabulary import Vocabulary
@@ -74,9 +76,6 @@ _ROLES: Final = {
 _CALLS: Final = ("function_call", "tool_call", "tool_calls")
 _CONTENT: Final = ("content", "value", "parts", "text")
 _THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
-#: What a call without words has for a content, and whether its arguments are text: templates
-#: differ, and the first form that one writes is taken.
-_FORMS: Final = (("", False), (None, False), ("", True), (None, True))
 #: The begin and end of thoughts within a content.
 _MARKS: Final = re.compile("(</?think>)")
 
@@ -366,8 +365,7 @@ def _text(value: object) -> str:
     return _text(part[kept.pop()])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Thing:
+class _Thing(NamedTuple):
     """Something that a row holds, and the sign in its place."""
 
     sign: str
@@ -378,71 +376,50 @@ class _Thing:
     is_needed: bool = True
 
 
-class _Signed:
-    """A conversation with a sign in place of each of its texts."""
+def _signed(conversation: Conversation) -> tuple[Conversation, list[_Thing]]:
+    """A conversation with a sign in place of each of its texts, and what these stand for."""
+    things: list[_Thing] = []
 
-    def __init__(self, conversation: Conversation) -> None:
-        self.things: list[_Thing] = []
-        messages = [self._message(*each) for each in enumerate(conversation.messages)]
-        tools = [self._tool(each) for each in conversation.tools]
-        self.conversation = Conversation(messages=tuple(messages), tools=tuple(tools))
+    def plant(text: str, *thing: Any) -> str:
+        if not (words := text.strip()):
+            return text
+        sign = chr(_SIGNS[len(things)])
+        things.append(_Thing(sign, *thing))
+        return text.replace(words, sign)
 
-    def _plant(self, name: str, number: int, **kind: bool) -> str:
-        sign = chr(_SIGNS[len(self.things)])
-        self.things.append(_Thing(sign=sign, name=name, number=number, **kind))
-        return sign
+    def leaves(value: Any, *thing: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: leaves(each, *thing) for key, each in value.items()}
+        if isinstance(value, list):
+            return [leaves(each, *thing) for each in value]
+        return plant(value, *thing) if isinstance(value, str) else value
 
-    def _message(self, number: int, message: Message) -> Message:
+    messages = []
+    for number, message in enumerate(conversation.messages):
         place = f"message {number + 1} ({message.role})"
         more = {**message.more}
         for key in message.thoughts:
-            more[key] = self._plant(f"{key} of {place}", number, is_thought=True)
-        *thoughts, words = _MARKS.split(message.content)
-        content = "".join(
-            self._text(each, f"thoughts of {place}", number, is_thought=True) for each in thoughts
-        ) + self._text(words, place, number)
+            more[key] = plant(str(more[key]), f"{key} of {place}", number, True)
+        parts = _MARKS.split(message.content)
+        for at in range(0, len(parts) - 1, 2):
+            parts[at] = plant(parts[at], f"thoughts of {place}", number, True)
+        parts[-1] = plant(parts[-1], place, number)
         calls = [
-            {**each, "function": self._leaves(each["function"], f"tool_calls of {place}", number)}
+            {**each, "function": leaves(each["function"], f"tool_calls of {place}", number)}
             for each in message.calls
         ]
-        return replace(message, content=content, calls=tuple(calls), more=more)
-
-    def _text(self, text: str, name: str, number: int, **kind: bool) -> str:
-        """A sign for a text, in the white space that is around it."""
-        words = text.strip()
-        if not words or _MARKS.fullmatch(words):
-            return text
-        return text.replace(words, self._plant(name, number, **kind))
-
-    def _leaves(self, value: Any, name: str, number: int) -> Any:
-        """Signs for all texts of a value."""
-        if isinstance(value, str):
-            return self._text(value, name, number)
-        if isinstance(value, Mapping):
-            return {key: self._leaves(each, name, number) for key, each in value.items()}
-        return (
-            [self._leaves(each, name, number) for each in value]
-            if isinstance(value, list)
-            else value
-        )
-
-    def _tool(self, value: Any) -> Any:
-        """A tool with signs for its name and descriptions. Its other texts are types, by which
-        templates decide."""
-        if isinstance(value, list):
-            return [*map(self._tool, value)]
-        if not isinstance(value, Mapping):
-            return value
-        found = {key: self._tool(each) for key, each in value.items()}
-        if isinstance(value.get("description"), str):
-            found["description"] = self._plant("description of a tool", -1, is_needed=False)
-        if isinstance(function := value.get("function"), Mapping):
-            found["function"]["name"] = self._plant(f"tools ({function['name']})", -1)
-        return found
+        messages.append(replace(message, content="".join(parts), calls=tuple(calls), more=more))
+    tools = []
+    for each in conversation.tools:
+        function = {**each["function"]}
+        function["name"] = plant(function["name"], f"tools ({function['name']})", -1)
+        if isinstance(about := function.get("description"), str):
+            function["description"] = plant(about, "description of a tool", -1, False, False)
+        tools.append({**each, "function": function})
+    return Conversation(messages=tuple(messages), tools=tuple(tools)), things
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
+class _Form(NamedTuple):
     """How messages are handed to a template."""
 
     empty: str | None = ""
@@ -452,22 +429,12 @@ class _Form:
     thoughts: str = ""
     """Key of the model's thoughts; empty: as in the data."""
 
-    def turn(self, message: Message) -> dict[str, Any]:
-        """A message as the template takes it."""
-        turn = {"role": message.role, "content": message.content, **message.more}
-        if self.thoughts and message.thoughts:
-            turn[self.thoughts] = turn.pop(message.thoughts[0])
-        if message.calls:
-            turn["content"] = message.content or self.empty
-            turn["tool_calls"] = calls = [{**call} for call in message.calls]
-            for call in calls if self.as_text else []:
-                arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-                call["function"] = {**call["function"], "arguments": arguments}
-        return turn
+
+#: Templates differ, and the first form that one writes is taken.
+_FORMS: Final = tuple(_Form(*each) for each in product(("", None), (False, True)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Account:
+class _Account(NamedTuple):
     """What a template makes of conversations that differ only in their texts."""
 
     form: _Form
@@ -475,16 +442,6 @@ class _Account:
     """Each answer that is learned, by its number, with signs in place of texts."""
     num_unseen: int
     """Thoughts that are nowhere: the answers that they belong to are not learned."""
-    is_whole: bool = False
-    """All answers are learned in one text, as the template marks them."""
-
-
-def _forms(messages: Sequence[Message]) -> Iterator[_Form]:
-    """The forms to try, that of the data first."""
-    keys = ("", *_THOUGHTS) if any(each.thoughts for each in messages) else ("",)
-    for key in keys:
-        for empty, as_text in _FORMS if any(each.calls for each in messages) else _FORMS[:1]:
-            yield _Form(empty, as_text, key)
 
 
 def _learned(conversation: Conversation) -> list[int]:
@@ -502,29 +459,9 @@ def _cut(text: str, spans: Iterable[_Span]) -> str:
     return "".join(text[slice(*span)] for span in spans)
 
 
-def _compare(message: Message, learned: str, *, around: str) -> None:
-    """Compare the words of an answer with what is learned of it.
-
-    Args:
-        around: what the template writes itself.
-
-    Raises:
-        InputError: the template has changed them.
-    """
-    thoughts = (str(message.more[key]) for key in message.thoughts)
-    for each in (*_MARKS.split(message.content)[::2], *thoughts):
-        words = each.strip()
-        if words and learned.count(words) <= around.count(words):
-            raise InputError(f"the chat template changes an answer ({words[:40]!r})")
-
-
 def _common(one: str, other: str) -> int:
     """Characters with which both begin."""
     return len(os.path.commonprefix([one, other]))  # noqa: RUF071 - these are no paths
-
-
-class _RefusalError(InputError):
-    """The template has refused a conversation."""
 
 
 class ChatWriter:
@@ -539,8 +476,8 @@ class ChatWriter:
         self._is_annotated = "endgeneration" in vocabulary.template
         self._form = _Form()
         self._known: dict[int, _Account] = {}
-        """Accounts of conversations, by the hash of what they are without texts."""
-        self._rest, self._end = self._ends_of_texts()
+        """By the hash of conversations without texts."""
+        self._rest = self._rest_of_texts()
         self.unused: set[str] = set()
         """Keys of messages that the template does not write."""
         self.counts: Counter[str] = Counter()
@@ -592,7 +529,7 @@ class ChatWriter:
     ) -> tuple[str, list[_Span]]:
         try:
             texts, spans = self._render(
-                conversations=[[self._form.turn(each) for each in conversation.messages]],
+                conversations=[[self._turn(each) for each in conversation.messages]],
                 tools=[*conversation.tools] or None,
                 chat_template=self._vocabulary.template,
                 add_generation_prompt=asks,
@@ -602,46 +539,45 @@ class ChatWriter:
             check_characters(texts[0])
         except Exception as error:  # a template is a program, and raises what it likes
             roles = [each.role for each in conversation.messages]
-            raise _RefusalError(
+            raise InputError(
                 f"the chat template refuses a conversation of {len(roles)} messages by "
                 f"{', '.join(roles[:8])}: {error}"
             ) from None
         return texts[0], [*spans[0]] if spans else []
 
-    def _names(self, role: str) -> bool:
-        """True if the template has a role in it."""
-        return bool(re.search(rf"[.'\"]{re.escape(role)}\b", self._vocabulary.template))
+    def _turn(self, message: Message) -> dict[str, Any]:
+        """A message as the template takes it."""
+        form = self._form
+        turn = {"role": message.role, "content": message.content, **message.more}
+        if form.thoughts and message.thoughts:
+            turn[form.thoughts] = turn.pop(message.thoughts[0])
+        if message.calls:
+            turn["content"] = message.content or form.empty
+            turn["tool_calls"] = calls = [{**call} for call in message.calls]
+            for call in calls if form.as_text else []:
+                arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+                call["function"] = {**call["function"], "arguments": arguments}
+        return turn
 
-    def _ends_of_texts(self) -> tuple[str, int]:
+    def _rest_of_texts(self) -> str:
         """What the template writes at the end of each text, asked or not, that belongs to no
-        message: a request for the next answer, or an end of the text. And the id of the token that
-        ends an answer for which it writes no end."""
-        words = self._vocabulary
-        user, answer, other = map(chr, _SIGNS[:3])
-        said = [
-            Message(role=role, content=content)
-            for role, content in (("user", user), (_ANSWER, answer), ("user", other))
-        ]
+        message: a request for the next answer, or an end of the text."""
+        signs = [*map(chr, _SIGNS[:3])]
+        said = [Message(role=("user", _ANSWER)[at % 2], content=signs[at]) for at in range(3)]
         try:
             texts = [self.text(Conversation(messages=tuple(said[:num]))) for num in (1, 2, 3)]
         except InputError:
-            return "", words.end_of_text
-        after_user = texts[0].rpartition(user)[2]
-        after_answer = texts[1].rpartition(answer)[2]
-        between = texts[2].rpartition(answer)[2].partition(other)[0]
-        named = {words.tokenizer.id_to_token(each): each for each in words.special}
-        special = re.compile("|".join(map(re.escape, named)))
-        if not after_answer.strip():  # a turn ends where the next one begins
-            first = special.search(between)
-            return "", named[first[0]] if first else words.end_of_text
-        rest = after_answer[_common(after_answer, between) :]
-        size = _common(after_user[::-1], after_answer[::-1])
-        if not rest.strip() or len(rest) > size:
-            return "", words.end_of_text
-        # After an answer as after a question, whose own end is its first special token.
-        shared = after_answer[len(after_answer) - size :]
-        first = special.search(shared)
-        return shared[first.end() :] if first else rest, words.end_of_text
+            return ""
+        asked, answered = (
+            text.rpartition(sign)[2] for text, sign in zip(texts[:2], signs, strict=False)
+        )
+        rest = answered[_common(answered, texts[2].rpartition(signs[1])[2]) :]
+        # A question ends with its first special token, and so does an answer.
+        names = map(self._vocabulary.tokenizer.id_to_token, self._vocabulary.special)
+        end = re.search("|".join(map(re.escape, names)), asked)
+        found = asked[end.end() :] if end else rest
+        is_it = rest.strip() and asked.endswith(rest) and answered.endswith(found)
+        return found if is_it else ""
 
     def _written(self, conversation: Conversation) -> list[tuple[str, list[_Span]]]:
         """Texts of a conversation, and the begin and end of each answer to learn in them.
@@ -650,44 +586,38 @@ class ChatWriter:
         others follow: then another one ends with that answer.
         """
         account = self._checked(conversation)
-        if account.is_whole:
-            rows = [self._marked_text(conversation)]
-        else:
-            rows = [(self.text(conversation), [])]
+        rows: list[tuple[str, list[_Span]]] = [(self.text(conversation), [])]
         for number in reversed(_learned(conversation)):
-            text, spans = rows[0] if account.is_whole else self._answer(conversation, number)
+            text, spans = self._answer(conversation, number)
             message, learned = conversation.messages[number], _cut(text, spans)
-            _compare(message, learned, around=account.learned[number])
-            if account.is_whole:
-                continue
+            thoughts = (str(message.more[key]) for key in message.thoughts)
+            for each in (*_MARKS.split(message.content)[::2], *thoughts):
+                words = each.strip()
+                # The template's own words may be the same.
+                if words and learned.count(words) <= account.learned[number].count(words):
+                    raise InputError(f"the chat template changes an answer ({words[:40]!r})")
             whole = text[: spans[-1][1]]
             found = next((own for each, own in rows if each.startswith(whole)), None)
             if found is None:
                 rows.append((text, found := []))
             found[:0] = spans
-        rows = [row for row in rows if row[1]] or rows[:1]
+        rows = [row for row in rows if row[1]] or rows
         self.counts[_SPLIT] += len(rows) > 1
         return rows[::-1]
-
-    def _marked_text(self, conversation: Conversation) -> tuple[str, list[_Span]]:
-        """The text of a conversation, and the parts of it that the template marks."""
-        text, spans = self._rendered(conversation)
-        spans = [span for span in spans if text[slice(*span)].strip()]
-        if spans and conversation.messages[-1].role == _ANSWER:
-            # What follows belongs to its turn, marked or not.
-            end = len(text.removesuffix(self._rest).rstrip())
-            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
-        return text, spans
 
     def _answer(self, conversation: Conversation, number: int) -> tuple[str, list[_Span]]:
         """The text that ends with an answer, and the parts of it that are the answer: those that
         the template marks, else what follows the request for it."""
         messages = conversation.messages
         earlier = replace(conversation, messages=messages[:number])
-        text, spans = self._marked_text(replace(conversation, messages=messages[: number + 1]))
-        if spans and (own := spans[len(self._marked_text(earlier)[1]) :]):
-            return text, own
+        text, spans = self._rendered(replace(conversation, messages=messages[: number + 1]))
         end = len(text.removesuffix(self._rest).rstrip())
+        if spans:
+            spans = spans[len(self._rendered(earlier)[1]) :]
+        if spans := [span for span in spans if text[slice(*span)].strip()]:
+            # What follows belongs to its turn, marked or not.
+            begin, marked = spans.pop()
+            return text, [*spans, (begin, max(marked, end))]
 
         asked = self.text(earlier, asks=True)
         begin = _common(text, asked)
@@ -706,28 +636,29 @@ class ChatWriter:
         Raises:
             InputError: there is none.
         """
-        for number, message in enumerate(conversation.messages, start=1):
-            if message.role not in _ROLES.values() and not self._names(message.role):
-                raise InputError(
-                    f"message {number} ({message.role}): this role is not known here and not in "
-                    "the chat template; rename it to one of "
-                    f"{', '.join(dict.fromkeys(_ROLES.values()))}"
-                )
-        signed = _Signed(conversation)
-        key = hash(repr(signed.conversation))
+        signed, things = _signed(conversation)
+        key = hash(repr(signed))
         if key not in self._known:
-            failure: InputError | None = None
-            for self._form in _forms(conversation.messages):
+            for number, role in enumerate((each.role for each in signed.messages), start=1):
+                named = rf"[.'\"]{re.escape(role)}\b"
+                if role not in _ROLES.values() and not re.search(named, self._vocabulary.template):
+                    raise InputError(
+                        f"message {number} ({role}): this role is not known here and not in the "
+                        "chat template; rename it to one of "
+                        f"{', '.join(dict.fromkeys(_ROLES.values()))}"
+                    )
+            keys = ("", *_THOUGHTS) if any(each.is_thought for each in things) else ("",)
+            forms = _FORMS if any(each.calls for each in signed.messages) else _FORMS[:1]
+            failures: list[InputError] = []
+            for self._form in (form._replace(thoughts=name) for name in keys for form in forms):
                 try:
-                    found = self._account(signed)
-                    self._note_unused(signed.conversation)
+                    found = self._account(signed, things)
                     break
                 except InputError as error:
-                    if failure is None or isinstance(failure, _RefusalError):
-                        failure = error
-            else:
-                assert failure is not None
-                raise failure
+                    failures.append(error)
+            else:  # what is left out says more than what a template raises
+                raise max(failures, key=lambda each: "refuses" not in str(each))
+            self._note_unused(signed)
             if len(self._known) == _MAX_KNOWN:
                 self._known.clear()
             self._known[key] = found
@@ -736,81 +667,48 @@ class ChatWriter:
         self.counts[_UNSEEN] += found.num_unseen
         return found
 
-    def _account(self, signed: _Signed) -> _Account:
+    def _account(self, signed: Conversation, things: Sequence[_Thing]) -> _Account:
         """Look for each thing of a conversation in what is learned of it.
 
         Raises:
             InputError: the template leaves one out of the answer that it belongs to, or of what
                 comes before, or repeats it.
         """
-        numbers = _learned(signed.conversation)
-        if self._is_annotated:
-            try:
-                text, spans = self._marked_text(signed.conversation)
-                unseen = self._found(signed.things, numbers, text, spans)
-            except InputError:
-                pass  # it marks more than is to be learned, or changes earlier answers
-            else:
-                learned = dict.fromkeys(numbers, _cut(text, spans))
-                return _Account(self._form, learned, len(unseen), is_whole=True)
-        learned, unseen = {}, set()
+        answers: dict[int, str] = {}
+        unseen: set[str] = set()
+        numbers = _learned(signed)
         for number in numbers:
-            text, spans = self._answer(signed.conversation, number)
-            things = [each for each in signed.things if each.number <= number]
-            unseen |= self._found(things, [number], text, spans)
-            learned[number] = _cut(text, spans)
-        return _Account(self._form, learned, sum(each.number not in numbers for each in unseen))
-
-    def _found(
-        self,
-        things: Iterable[_Thing],
-        numbers: Sequence[int],
-        text: str,
-        spans: Sequence[_Span],
-    ) -> set[_Thing]:
-        """Look for each thing in what is learned, or before it; return the thoughts of other
-        answers that are not there: templates take them out once others follow.
-
-        Args:
-            numbers: of the messages that are learned.
-
-        Raises:
-            InputError: another thing is not there, or is learned and should not be.
-        """
-        learned = _cut(text, spans)
-        unseen = set()
-        for thing in things:
-            is_own = thing.number in numbers
-            if thing.sign in learned and not is_own:
-                raise InputError(_CHANGES)
-            if is_own and text.count(thing.sign) == learned.count(thing.sign) == 1:
-                continue
-            if not is_own and thing.sign in text:
-                continue
-            if thing.is_thought and not is_own:
-                unseen.add(thing)
-            elif thing.is_needed:
-                raise InputError(_LEFT_OUT.format(thing.name))
-            else:
-                self.unused.add(thing.name)
-        return unseen
+            text, spans = self._answer(signed, number)
+            learned = answers[number] = _cut(text, spans)
+            for thing in things:
+                is_own = thing.number == number
+                if thing.number > number or (thing.sign in text and not is_own):
+                    if thing.sign in learned:
+                        raise InputError(_CHANGES)
+                elif is_own and text.count(thing.sign) == learned.count(thing.sign) == 1:
+                    continue
+                elif thing.is_thought and not is_own:
+                    # Templates take out the thoughts of earlier answers. Those that are learned
+                    # have a text that ends with them.
+                    unseen.update({thing.sign} if thing.number not in numbers else ())
+                elif thing.is_needed:
+                    raise InputError(_LEFT_OUT.format(thing.name))
+                else:
+                    self.unused.add(thing.name)
+        return _Account(self._form, answers, len(unseen))
 
     def _note_unused(self, conversation: Conversation) -> None:
         """Take note of keys without which the template writes the same."""
         messages = conversation.messages
         for key in {key for each in messages for key in each.more if key not in each.thoughts}:
-            without = [
-                replace(
-                    each, more={name: value for name, value in each.more.items() if name != key}
-                )
-                for each in messages
+            others = [
+                {name: each.more[name] for name in each.more if name != key} for each in messages
             ]
-            try:
+            without = map(lambda each, more: replace(each, more=more), messages, others)
+            with suppress(InputError):  # it cannot be left out
                 shorter = self.text(replace(conversation, messages=tuple(without)))
-            except InputError:
-                continue  # it cannot be left out
-            if shorter == self.text(conversation):
-                self.unused.add(key)
+                if shorter == self.text(conversation):
+                    self.unused.add(key)
 
     def _marked(self, text: str, answers: Sequence[_Span], encoding: Any) -> Encoded:
         """Tokens, those of the answers marked."""
@@ -843,6 +741,6 @@ class ChatWriter:
                 learned[stop] = True
         if not is_ended:  # the model would never stop
             stop = at
-            ids[at:], learned[at:] = [self._end], [True]
+            ids[at:], learned[at:] = [self._vocabulary.end_of_text], [True]
         stops = {ids[stop]} if stop is not None else ()
         return Encoded(ids=ids, learned=learned, stops=frozenset(stops))

@@ -29,10 +29,6 @@ _MAX_S: Final = 30.0
 _LENGTH: Final = 8
 #: Largest difference of two losses in nats, and of logits as a part of their own deviation, that is
 #: rounding: in fp32, and in arithmetic that is less exact (bf16, TF32).
-_PACKED: Final = (
-    "packing does not keep documents apart in models of type {kind!r} ({reason}): leave "
-    "--isolate-documents out, give --no-packing for conversations, or choose another model"
-)
 _EXACT: Final = (1e-4, 1e-3)
 _ROUNDED: Final = (2e-2, 5e-2)
 
@@ -90,42 +86,18 @@ def check(
                 f"models of type {kind!r} cannot be trained here: what they predict depends on the "
                 f"tokens that follow (by {found:.1%}); choose another model"
             )
-        if isolates:
-            if longest > (short := language_models.short_length(of.config)) > 0:
-                # Just beyond the border, dynamic NTK changes little.
-                size = int(min(longest, 2 * short))
-                first = torch.randint(vocab, (size,), generator=generator).to(device)
-            _check_isolation(trained, kind, first, second, logits_limit)
-
-
-def _check_isolation(
-    trained: WithLoss, kind: str, first: Tensor, second: Tensor, limit: float
-) -> None:
-    """Compare two packed documents with each by itself."""
-    reason = "their attention takes no positions"
-    positions = torch.cat(
-        [torch.arange(len(each), device=first.device) for each in (first, second)]
-    )
-    last = second[:1]
-    found = math.inf
-    try:
-        _, packed = trained.compare(torch.cat([first, second, last])[None], positions[None])
-        alone = [trained.compare(torch.cat([each, last])[None])[1][0] for each in (first, second)]
-    except TypeError:
-        pass
-    else:
-        found = _difference(packed[0, len(first) :], alone[1])
-        found = max(found, _difference(packed[0, : len(first)], alone[0]))
-        reason = f"two that are packed differ by {found:.1%} from each by itself"
-    # With random weights they show too little of what they do.
-    if any(isinstance(each, nn.Conv1d) for each in trained.modules()):
-        found, reason = math.inf, "their convolutions reach back"
-    if not found <= limit:
-        raise InputError(_PACKED.format(kind=kind, reason=reason))
+    if isolates:
+        if longest > (short := language_models.short_length(of.config)) > 0:
+            # Just beyond the border, dynamic NTK changes little.
+            size = int(min(longest, 2 * short))
+            first = torch.randint(vocab, (size,), generator=generator).to(device)
+        positions = torch.cat([torch.arange(len(each), device=device) for each in (first, second)])
+        tokens = torch.cat([first, second, first[:1]])[None]
+        check_documents(trained, (tokens, positions[None], tokens[:, 1:]), is_exact=is_exact)
 
 
 def check_documents(trained: WithLoss, inputs: Sequence[Tensor | None], *, is_exact: bool) -> None:
-    """Fail unless some documents of a pass are learned as each is that is alone in a pass.
+    """Fail unless a model computes of documents of a pass what it computes of each alone.
 
     Every rank of a sharded model takes part, with the same pass. The model is in evaluation mode
     afterwards.
@@ -134,36 +106,38 @@ def check_documents(trained: WithLoss, inputs: Sequence[Tensor | None], *, is_ex
         inputs: of the pass, the arguments of ``WithLoss``.
 
     Raises:
-        InputError: they are not.
+        InputError: it does not; it names the kind of model and the difference.
     """
     of: Any = trained.model
     tokens, positions, labels = inputs
     assert tokens is not None
     assert labels is not None
     trained.eval()
-    places = [*_documents(positions, labels)][:_NUM_DOCUMENTS]
     begin = time.monotonic()
-    alone = []
-    with torch.no_grad():
-        together = trained.losses(tokens, positions, labels, places)
-        for row, first, end in places:
-            own = tokens[[row], first : end + 1], None, labels[[row], first:end]
-            alone.append(trained.losses(*own, [(0, 0, end - first)]))
-            is_late = torch.tensor(time.monotonic() - begin > _MAX_S, device=tokens.device)
-            if dist.is_initialized():  # all ranks stop together
-                dist.broadcast(is_late, src=0)
-            if is_late:
-                break
-    expected = torch.cat(alone)
-    apart = together[: len(alone)] - expected
-    # Rounding has no direction.
-    found = (apart.abs().max() if is_exact else apart.mean().abs()).item()
-    limit, _ = _EXACT if is_exact else _ROUNDED
-    if not found <= limit * max(1.0, expected.max().item()):
-        reason = (
-            f"losses of the first batch differ by {found:.2g} nats from those of each by itself"
+    reason, (_, limit) = "", _EXACT if is_exact else _ROUNDED
+    # With random weights they show too little of what they do.
+    if positions is not None and any(isinstance(each, nn.Conv1d) for each in trained.modules()):
+        reason = "their convolutions reach back"
+    try:
+        with torch.no_grad():
+            together = trained.features(tokens[:, :-1], positions)
+            for row, first, end in [*_documents(positions, labels)][:_NUM_DOCUMENTS]:
+                alone = trained.features(tokens[[row], first:end])
+                if not (found := _difference(together[[row], first:end], alone)) <= limit:
+                    reason = f"one beside others differs by {found:.1%} from itself alone"
+                is_late = torch.tensor(time.monotonic() - begin > _MAX_S, device=tokens.device)
+                if dist.is_initialized():  # all ranks stop together
+                    dist.broadcast(is_late, src=0)
+                if reason or is_late:
+                    break
+    except TypeError:
+        reason = "their attention takes no positions"
+    if reason:
+        raise InputError(
+            f"packing does not keep documents apart in models of type {of.config.model_type!r} "
+            f"({reason}): leave --isolate-documents out, give --no-packing for conversations, or "
+            "choose another model"
         )
-        raise InputError(_PACKED.format(kind=of.config.model_type, reason=reason))
 
 
 def _documents(positions: Tensor | None, labels: Tensor) -> Iterator[tuple[int, int, int]]:

@@ -116,20 +116,9 @@ class WithLoss(nn.Module):
         share = (labels != IGNORE).sum() / divisor if divisor else 1.0
         return loss + extra.to(loss) * share * router_coefficient(self.model)
 
-    def losses(
-        self,
-        tokens: Tensor,
-        positions: Tensor | None,
-        labels: Tensor,
-        places: Sequence[tuple[int, int, int]],
-    ) -> Tensor:
-        """Mean loss within each of some places of one pass: sequence, begin and end."""
-        hidden, bend, _ = self._run(tokens[:, :-1], positions)
-        found = [
-            self._loss(hidden[[row], first:end], bend, labels[[row], first:end])
-            for row, first, end in places
-        ]
-        return torch.stack(found).float()
+    def features(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Input of the output embedding, ``[num_sequences, seq_len, width]``."""
+        return self._run(tokens, positions)[0].float()
 
     def compare(self, tokens: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The loss as ``forward`` has it, and the logits that the model itself computes in the same
@@ -367,14 +356,10 @@ def of_the_loss(model: Any) -> list[str]:
 def short_length(config: Any) -> int:
     """Length beyond which one document changes the rope of all documents of a pass (LongRoPE and
     dynamic NTK, of which transformers computes one for a pass); 0 without such a border."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    found = [
-        each["original_max_position_embeddings"] if kind == "longrope" else longest
-        for each in (rope, *rope.values())
-        if isinstance(each, dict) and (kind := each.get("rope_type")) in ("longrope", "dynamic")
-        if (longest := config.max_position_embeddings)
-    ]
-    return min(found, default=0)
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    border = {"longrope": "original_max_position_embeddings", "dynamic": "max_position_embeddings"}
+    key = border.get(rope.get("rope_type", ""), "")
+    return int(rope.get(key) or getattr(config, key, 0) or 0)
 
 
 def compile_parts(trained: WithLoss) -> str:
@@ -457,7 +442,7 @@ def shard(
         fully_shard(last, **settings, reshard_after_forward=False)
         stack[-1].set_modules_to_forward_prefetch([last])
     fully_shard(trained, **settings)  # last: takes what the others left over
-    for method in ("compare", "losses"):
+    for method in ("compare", "features"):
         register_fsdp_forward_method(trained, method)
 
 

@@ -27,6 +27,7 @@ _MARKS: Final = (".lora_A.", ".lora_B.")
 _ROUTER: Final = "chooses experts"
 _STATE: Final = "is read by its state-space layer, which would not train adapters"
 _MORE: Final = "does more than a product, to which those of adapters could be added"
+_EXPERTS: Final = "experts."
 #: Names of the layer that chooses the experts of a token, beside "router".
 _GATES: Final = frozenset({"gate", "wg"})
 #: Matrices of state-space layers that these, or their CUDA kernels, read and do not call; peft
@@ -102,23 +103,16 @@ def reasons_against(model: nn.Module) -> dict[str, str]:
 
 def _no_matrices(model: nn.Module) -> dict[str, str]:
     """Reason against adapters beside each weight of the blocks that is no matrix of its own."""
-    inside = {f"{name}." for name, _ in language_models.matrices(model)}
+    inside = tuple(f"{name}." for name, _ in language_models.matrices(model))
     others = {
-        name: parameter
+        name.removesuffix(".weight"): parameter
         for name, parameter in language_models.blocks(model).named_parameters()
-        if parameter.ndim > 1 and not any(name.startswith(each) for each in inside)
+        if parameter.ndim > 1 and not name.startswith(inside)
     }
-    experts = {name: each for name, each in others.items() if "experts." in name}
-    part = sum(each.numel() for each in experts.values()) / language_models.num_parameters(model)
-    fused = f"fused experts, {part:.0%} of the weights"
-    return {
-        name.removesuffix(".weight"): fused
-        if name in experts
-        else _ROUTER
-        if "router" in name or not _GATES.isdisjoint(name.split("."))
-        else "no matrix"
-        for name in others
-    }
+    size = sum(each.numel() for name, each in others.items() if _EXPERTS in name)
+    fused = f"fused experts, {size / language_models.num_parameters(model):.0%} of the weights"
+    reasons = ((_EXPERTS, fused), ("router", _ROUTER), ("gate", _ROUTER), ("", "no matrix"))
+    return {name: next(why for part, why in reasons if part in name) for name in others}
 
 
 def _is_router(model: Any, name: str, layer: Any) -> bool:
