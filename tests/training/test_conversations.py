@@ -92,6 +92,7 @@ def tokenizer_folder(
     words: Sequence[str] = (),
     trims: bool = True,
     bos: object = BOS,
+    special: Sequence[str] = (),
 ) -> Path:
     """A tokenizer of bytes with the tokens of ChatML, as a model publishes it.
 
@@ -112,8 +113,8 @@ def tokenizer_folder(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=trims)
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=trims)
     tokenizer.decoder = decoders.ByteLevel()
-    names = ("</s>", "<eos>", "<|im_start|>", "<|im_end|>", "<bos>")
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
+    names = ("</s>", "<eos>", "<|im_start|>", "<|im_end|>", "<bos>", *special)
+    tokenizer.add_special_tokens([AddedToken(each, special=True) for each in dict.fromkeys(names)])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "eos_token": "<eos>",

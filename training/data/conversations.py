@@ -10,7 +10,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Final, NamedTuple
@@ -79,8 +78,11 @@ _THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
 #: The begin and end of thoughts within a content.
 _MARKS: Final = re.compile("(</?think>)")
 
+#: Keys by which templates compare messages.
+_IDS: Final = ("id", "tool_call_id")
 #: Characters for private use: placeholders for what a template must write.
-_SIGNS: Final = range(0xF0000, 0x110000)
+_SIGNS: Final = range(0xF0001, 0x110000)
+_SIGN: Final = "\U000f0000"
 _LEFT_OUT: Final = (
     "the chat template leaves out or repeats {}: give --chat-template one that writes it, or take "
     "it out of the data"
@@ -94,8 +96,6 @@ _SPLIT: Final = (
     "conversations in several rows, because the chat template writes earlier answers in another "
     "way (without their thoughts, say) once others follow"
 )
-#: Accounts of conversations that are kept.
-_MAX_KNOWN: Final = 4096
 _UNSEEN: Final = "thoughts of answers that are not learned, left out by the chat template"
 
 
@@ -398,16 +398,21 @@ def _signed(conversation: Conversation) -> tuple[Conversation, list[_Thing]]:
     for number, message in enumerate(conversation.messages):
         place = f"message {number + 1} ({message.role})"
         more = {**message.more}
-        for key in message.thoughts:
-            more[key] = plant(str(more[key]), f"{key} of {place}", number, True)
+        for key, value in more.items():
+            if key in message.thoughts:
+                more[key] = plant(str(value), f"{key} of {place}", number, True)
+            elif value and key not in _IDS:
+                text = value if isinstance(value, str | list | Mapping) else str(value)
+                more[key] = leaves(text, key, number, False, False)
         parts = _MARKS.split(message.content)
         for at in range(0, len(parts) - 1, 2):
             parts[at] = plant(parts[at], f"thoughts of {place}", number, True)
         parts[-1] = plant(parts[-1], place, number)
-        calls = [
-            {**each, "function": leaves(each["function"], f"tool_calls of {place}", number)}
-            for each in message.calls
-        ]
+        calls = []
+        for call in message.calls:
+            function = {key: call["function"][key] for key in ("name", "arguments")}
+            planted = leaves(function, f"tool_calls of {place}", number)
+            calls.append({**call, "function": {**call["function"], **planted}})
         messages.append(replace(message, content="".join(parts), calls=tuple(calls), more=more))
     tools = []
     for each in conversation.tools:
@@ -432,16 +437,6 @@ class _Form(NamedTuple):
 
 #: Templates differ, and the first form that one writes is taken.
 _FORMS: Final = tuple(_Form(*each) for each in product(("", None), (False, True)))
-
-
-class _Account(NamedTuple):
-    """What a template makes of conversations that differ only in their texts."""
-
-    form: _Form
-    learned: Mapping[int, str]
-    """Each answer that is learned, by its number, with signs in place of texts."""
-    num_unseen: int
-    """Thoughts that are nowhere: the answers that they belong to are not learned."""
 
 
 def _learned(conversation: Conversation) -> list[int]:
@@ -475,8 +470,6 @@ class ChatWriter:
         self._render: Any = render_jinja_template
         self._is_annotated = "endgeneration" in vocabulary.template
         self._form = _Form()
-        self._known: dict[int, _Account] = {}
-        """By the hash of conversations without texts."""
         self._rest = self._rest_of_texts()
         self.unused: set[str] = set()
         """Keys of messages that the template does not write."""
@@ -562,22 +555,16 @@ class ChatWriter:
     def _rest_of_texts(self) -> str:
         """What the template writes at the end of each text, asked or not, that belongs to no
         message: a request for the next answer, or an end of the text."""
-        signs = [*map(chr, _SIGNS[:3])]
-        said = [Message(role=("user", _ANSWER)[at % 2], content=signs[at]) for at in range(3)]
+        said = [Message(role=role, content=_SIGN) for role in ("user", _ANSWER)]
         try:
-            texts = [self.text(Conversation(messages=tuple(said[:num]))) for num in (1, 2, 3)]
+            asked, text = (self.text(Conversation(messages=tuple(said[:num]))) for num in (1, 2))
         except InputError:
             return ""
-        asked, answered = (
-            text.rpartition(sign)[2] for text, sign in zip(texts[:2], signs, strict=False)
-        )
-        rest = answered[_common(answered, texts[2].rpartition(signs[1])[2]) :]
         # A question ends with its first special token, and so does an answer.
         names = map(self._vocabulary.tokenizer.id_to_token, self._vocabulary.special)
-        end = re.search("|".join(map(re.escape, names)), asked)
-        found = asked[end.end() :] if end else rest
-        is_it = rest.strip() and asked.endswith(rest) and answered.endswith(found)
-        return found if is_it else ""
+        end = re.search("|".join(map(re.escape, names)), asked.rpartition(_SIGN)[2])
+        rest = end.string[end.end() :] if end else ""
+        return rest if rest.strip() and text.endswith(rest) else ""
 
     def _written(self, conversation: Conversation) -> list[tuple[str, list[_Span]]]:
         """Texts of a conversation, and the begin and end of each answer to learn in them.
@@ -585,7 +572,7 @@ class ChatWriter:
         One text has all answers, unless the template writes an earlier one in another way once
         others follow: then another one ends with that answer.
         """
-        account = self._checked(conversation)
+        answers = self._checked(conversation)
         rows: list[tuple[str, list[_Span]]] = [(self.text(conversation), [])]
         for number in reversed(_learned(conversation)):
             text, spans = self._answer(conversation, number)
@@ -594,7 +581,7 @@ class ChatWriter:
             for each in (*_MARKS.split(message.content)[::2], *thoughts):
                 words = each.strip()
                 # The template's own words may be the same.
-                if words and learned.count(words) <= account.learned[number].count(words):
+                if words and learned.count(words) <= answers[number].count(words):
                     raise InputError(f"the chat template changes an answer ({words[:40]!r})")
             whole = text[: spans[-1][1]]
             found = next((own for each, own in rows if each.startswith(whole)), None)
@@ -630,44 +617,34 @@ class ChatWriter:
                 begin = max(begin, len(before))
         return text, [(min(begin, end), end)]
 
-    def _checked(self, conversation: Conversation) -> _Account:
-        """Choose the first form of a conversation in which the template writes all that it holds.
+    def _checked(self, conversation: Conversation) -> Mapping[int, str]:
+        """Choose the first form of a conversation in which the template writes all that it holds;
+        return each answer that is learned, by its number, with signs in place of texts.
 
         Raises:
             InputError: there is none.
         """
         signed, things = _signed(conversation)
-        key = hash(repr(signed))
-        if key not in self._known:
-            for number, role in enumerate((each.role for each in signed.messages), start=1):
-                named = rf"[.'\"]{re.escape(role)}\b"
-                if role not in _ROLES.values() and not re.search(named, self._vocabulary.template):
-                    raise InputError(
-                        f"message {number} ({role}): this role is not known here and not in the "
-                        "chat template; rename it to one of "
-                        f"{', '.join(dict.fromkeys(_ROLES.values()))}"
-                    )
-            keys = ("", *_THOUGHTS) if any(each.is_thought for each in things) else ("",)
-            forms = _FORMS if any(each.calls for each in signed.messages) else _FORMS[:1]
-            failures: list[InputError] = []
-            for self._form in (form._replace(thoughts=name) for name in keys for form in forms):
-                try:
-                    found = self._account(signed, things)
-                    break
-                except InputError as error:
-                    failures.append(error)
-            else:  # what is left out says more than what a template raises
-                raise max(failures, key=lambda each: "refuses" not in str(each))
-            self._note_unused(signed)
-            if len(self._known) == _MAX_KNOWN:
-                self._known.clear()
-            self._known[key] = found
-        found = self._known[key]
-        self._form = found.form
-        self.counts[_UNSEEN] += found.num_unseen
-        return found
+        for number, message in enumerate(signed.messages, start=1):
+            role = message.role
+            named = rf"[.'\"]{re.escape(role)}\b"
+            if role not in _ROLES.values() and not re.search(named, self._vocabulary.template):
+                raise InputError(
+                    f"message {number} ({role}): this role is not known here and not in the chat "
+                    f"template; rename it to one of {', '.join(dict.fromkeys(_ROLES.values()))}"
+                )
+        keys = ("", *_THOUGHTS) if any(each.is_thought for each in things) else ("",)
+        forms = _FORMS if any(each.calls for each in signed.messages) else _FORMS[:1]
+        failures: list[InputError] = []
+        for self._form in (form._replace(thoughts=name) for name in keys for form in forms):
+            try:
+                return self._account(signed, things)
+            except InputError as error:
+                failures.append(error)
+        # What is left out says more than what a template raises.
+        raise max(failures, key=lambda each: "refuses" not in str(each))
 
-    def _account(self, signed: Conversation, things: Sequence[_Thing]) -> _Account:
+    def _account(self, signed: Conversation, things: Sequence[_Thing]) -> dict[int, str]:
         """Look for each thing of a conversation in what is learned of it.
 
         Raises:
@@ -676,13 +653,16 @@ class ChatWriter:
         """
         answers: dict[int, str] = {}
         unseen: set[str] = set()
+        unused: set[str] = set()
         numbers = _learned(signed)
         for number in numbers:
             text, spans = self._answer(signed, number)
             learned = answers[number] = _cut(text, spans)
             for thing in things:
                 is_own = thing.number == number
-                if thing.number > number or (thing.sign in text and not is_own):
+                if not thing.is_needed and thing.number <= number:
+                    unused.update({thing.name} if thing.sign not in text else ())
+                elif thing.number > number or (thing.sign in text and not is_own):
                     if thing.sign in learned:
                         raise InputError(_CHANGES)
                 elif is_own and text.count(thing.sign) == learned.count(thing.sign) == 1:
@@ -691,24 +671,11 @@ class ChatWriter:
                     # Templates take out the thoughts of earlier answers. Those that are learned
                     # have a text that ends with them.
                     unseen.update({thing.sign} if thing.number not in numbers else ())
-                elif thing.is_needed:
-                    raise InputError(_LEFT_OUT.format(thing.name))
                 else:
-                    self.unused.add(thing.name)
-        return _Account(self._form, answers, len(unseen))
-
-    def _note_unused(self, conversation: Conversation) -> None:
-        """Take note of keys without which the template writes the same."""
-        messages = conversation.messages
-        for key in {key for each in messages for key in each.more if key not in each.thoughts}:
-            others = [
-                {name: each.more[name] for name in each.more if name != key} for each in messages
-            ]
-            without = map(lambda each, more: replace(each, more=more), messages, others)
-            with suppress(InputError):  # it cannot be left out
-                shorter = self.text(replace(conversation, messages=tuple(without)))
-                if shorter == self.text(conversation):
-                    self.unused.add(key)
+                    raise InputError(_LEFT_OUT.format(thing.name))
+        self.counts[_UNSEEN] += len(unseen)
+        self.unused |= unused
+        return answers
 
     def _marked(self, text: str, answers: Sequence[_Span], encoding: Any) -> Encoded:
         """Tokens, those of the answers marked."""
@@ -731,9 +698,8 @@ class ChatWriter:
                     stop = at if ids[at] in special else None
                 at += 1
             if stop is None:
-                # The template's token for it, or that with which the next turn begins.
-                later = (at for at in range(at, len(ids)) if ids[at] in special)
-                stop = next(later, None)
+                # The token with which the next turn begins.
+                stop = next((at for at in range(at, len(ids)) if ids[at] in special), None)
                 if stop is not None and text[end : begins[stop]].strip():
                     stop = None
             is_ended = stop is not None or bool(text[end:].strip())

@@ -121,26 +121,21 @@ def config_of(values: Mapping[str, object], *, model: str = "") -> Any:
         raise InputError(
             f"model {model} is of type {kind!r}, which reads more than text: give a model of text"
         )
+    # What transformers 5 has renamed or put into ``rope_parameters``, under the names that version
+    # 4 and other programs read. They take other values without a word.
     known = config.to_dict()
-    for key, value in {**_older_keys(config, known), **values}.items():
-        if key not in known and ("rope" in key or "rotary" in key or key in config.attribute_map):
+    older = {old: known[new] for old, new in config.attribute_map.items() if new in known}
+    rope = dict(known.get("rope_parameters") or {})
+    if sliding := rope.get("sliding_attention"):
+        older["rope_local_base_freq"] = sliding["rope_theta"]
+        rope = dict(rope["full_attention"])
+    older |= {key: rope.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    if (scaled := rope.get("rope_type")) != "proportional":  # version 4 has none
+        older["rope_scaling"] = rope if scaled not in (None, "default") else None
+    for key, value in {**older, **values}.items():
+        if key not in known and ("rope" in key or "rotary" in key or key in older):
             config.__dict__[key] = value  # only to be written: as attributes, some change others
     return config
-
-
-def _older_keys(config: Any, known: Mapping[str, Any]) -> dict[str, Any]:
-    """What transformers 5 has renamed in a ``config.json`` or put into ``rope_parameters``, under
-    the names that version 4 and other programs read. They take other values without a word."""
-    keys = {old: known[new] for old, new in config.attribute_map.items() if new in known}
-    found = known.get("rope_parameters") or {}
-    rope = dict(found.get("full_attention") or found)
-    is_scaled = (kind := rope.get("rope_type", "default")) != "default"
-    if "rope_theta" not in rope or (rope != found and kind not in ("default", "linear")):
-        return keys  # as no version 4 has it
-    keys |= {key: rope.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in rope}
-    if sliding := found.get("sliding_attention"):
-        keys["rope_local_base_freq"] = sliding["rope_theta"]
-    return keys | {"rope_scaling": rope if is_scaled else None}
 
 
 def weights_folder(model: str, *, runs: str) -> Path:
