@@ -171,15 +171,15 @@ def learned(folder: Path, messages: object, **more: object) -> tuple[str, list[s
         ("{{ raise_exception('roles must alternate') }}", "refuses .*: roles must alternate"),
         (
             "{% for m in messages %}{{ m.role }}{% endfor %}",
-            r"leaves out or repeats message 1 \(user\)",
+            r"leaves out or repeats content of message 1",
         ),
         (
             "{% for m in messages %}{{ m.content if m.role == 'user' }}{% endfor %}",
-            r"leaves out or repeats message 2 \(assistant\)",
+            r"leaves out or repeats content of message 2",
         ),
         (
             CHATML.replace("{{ m.content }}", "{{ m.content }}" * 2),
-            r"repeats message 2 \(assistant\)",
+            r"repeats content of message 2",
         ),
         # "there" stands before the answer.
         ("{% for m in messages %}there {{ m.content | upper }}{% endfor %}", r"changes .* answer"),

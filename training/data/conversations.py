@@ -380,12 +380,18 @@ def _signed(conversation: Conversation) -> tuple[Conversation, list[_Thing]]:
     """A conversation with a sign in place of each of its texts, and what these stand for."""
     things: list[_Thing] = []
 
-    def plant(text: str, *thing: Any) -> str:
-        if not (words := text.strip()):
-            return text
-        sign = chr(_SIGNS[len(things)])
-        things.append(_Thing(sign, *thing))
-        return text.replace(words, sign)
+    def plant(text: str, name: str, number: int, is_thought: bool, is_needed: bool) -> str:
+        parts = _MARKS.split(text)
+        for at in range(0, len(parts), 2):
+            if words := parts[at].strip():
+                is_inside = at + 1 < len(parts)
+                own = "thoughts" if is_inside else name
+                thing = _Thing(
+                    chr(_SIGNS[len(things)]), own, number, is_thought or is_inside, is_needed
+                )
+                things.append(thing)
+                parts[at] = parts[at].replace(words, thing.sign)
+        return "".join(parts)
 
     def leaves(value: Any, *thing: Any) -> Any:
         if isinstance(value, Mapping):
@@ -396,31 +402,25 @@ def _signed(conversation: Conversation) -> tuple[Conversation, list[_Thing]]:
 
     messages = []
     for number, message in enumerate(conversation.messages):
-        place = f"message {number + 1} ({message.role})"
-        more = {**message.more}
-        for key, value in more.items():
-            if key in message.thoughts:
-                more[key] = plant(str(value), f"{key} of {place}", number, True)
-            elif value and key not in _IDS:
-                text = value if isinstance(value, str | list | Mapping) else str(value)
-                more[key] = leaves(text, key, number, False, False)
-        parts = _MARKS.split(message.content)
-        for at in range(0, len(parts) - 1, 2):
-            parts[at] = plant(parts[at], f"thoughts of {place}", number, True)
-        parts[-1] = plant(parts[-1], place, number)
+        thoughts = message.thoughts
+        more = {
+            key: leaves(value, key, number, key in thoughts, key in thoughts)
+            for key, value in message.more.items()
+            if key not in _IDS
+        }
         calls = []
         for call in message.calls:
-            function = {key: call["function"][key] for key in ("name", "arguments")}
-            planted = leaves(function, f"tool_calls of {place}", number)
-            calls.append({**call, "function": {**call["function"], **planted}})
-        messages.append(replace(message, content="".join(parts), calls=tuple(calls), more=more))
+            own = {key: call["function"][key] for key in ("name", "arguments")}
+            own = call["function"] | leaves(own, "tool_calls", number, False, True)
+            calls.append({**call, "function": own})
+        content = plant(message.content, "content", number, False, True)
+        more = {**message.more, **more}
+        messages.append(replace(message, content=content, calls=tuple(calls), more=more))
     tools = []
     for each in conversation.tools:
-        function = {**each["function"]}
-        function["name"] = plant(function["name"], f"tools ({function['name']})", -1)
-        if isinstance(about := function.get("description"), str):
-            function["description"] = plant(about, "description of a tool", -1, False, False)
-        tools.append({**each, "function": function})
+        own = {key: each["function"].get(key) for key in ("name", "description")}
+        own = {key: leaves(own[key], "tools", -1, False, key == "name") for key in own}
+        tools.append({**each, "function": each["function"] | own})
     return Conversation(messages=tuple(messages), tools=tuple(tools)), things
 
 
@@ -672,7 +672,8 @@ class ChatWriter:
                     # have a text that ends with them.
                     unseen.update({thing.sign} if thing.number not in numbers else ())
                 else:
-                    raise InputError(_LEFT_OUT.format(thing.name))
+                    of = f" of message {thing.number + 1} ({signed.messages[thing.number].role})"
+                    raise InputError(_LEFT_OUT.format(thing.name + of * (thing.number >= 0)))
         self.counts[_UNSEEN] += len(unseen)
         self.unused |= unused
         return answers

@@ -130,7 +130,7 @@ def config_of(values: Mapping[str, object], *, model: str = "") -> Any:
         older["rope_local_base_freq"] = sliding["rope_theta"]
         rope = dict(rope["full_attention"])
     older |= {key: rope.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in rope}
-    if (scaled := rope.get("rope_type")) != "proportional":  # version 4 has none
+    if rope and (scaled := rope.get("rope_type")) != "proportional":  # version 4 has none
         older["rope_scaling"] = rope if scaled not in (None, "default") else None
     for key, value in {**older, **values}.items():
         if key not in known and ("rope" in key or "rotary" in key or key in older):
