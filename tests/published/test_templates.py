@@ -53,8 +53,8 @@ def outcome(folder: Path, messages: list[dict[str, Any]]) -> str:
     try:
         rows = learned_rows(folder, messages, tools=tools)
     except InputError as error:
-        found = re.search(r"leaves out or repeats (\w+)|refuses", str(error))
-        return f"refused: {found[1] or 'by the template'}" if found else str(error)
+        lost = re.search(r"leaves out or repeats (\w+)|refuses", str(error))
+        return f"refused: {lost[1] or 'by the template'}" if lost else str(error)
     learned = ["".join(found) for _, found, _ in rows]
     for word in re.findall(r"why\d\w|answer\d|argument\d", json.dumps(messages)):
         assert sum(each.count(word) for each in learned) == 1, (word, learned)

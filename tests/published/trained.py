@@ -119,8 +119,19 @@ def _try(outcome: Outcome, folder: Path, group: dist.ProcessGroup) -> None:
     after = _loss(trained)
     outcome.compare(after, _loss(reference))
 
-    found = _saved(trained.model, optimizer, values, folder, group)
+    state = {"position": asdict(checkpoints.Position(step=_STEPS)), "config": {"recipe": "fsdp"}}
+    uri = sharded_checkpoints.write_checkpoint(
+        str(folder),
+        _STEPS,
+        Share().copy(sharded_checkpoints.state_of(trained.model, optimizer)),
+        files={
+            "state.json": json.dumps(state).encode(),
+            "config.json": json.dumps(values).encode(),
+        },
+        group=group,
+    )
     dist.barrier()
+    found = sharded_checkpoints.ShardedCheckpoint(uri)
     whole, its_optimizer = build(())
     found.load(whole.model, its_optimizer)
     outcome.compare(_loss(whole), after)
@@ -130,40 +141,7 @@ def _try(outcome: Outcome, folder: Path, group: dist.ProcessGroup) -> None:
     if rank == 0:
         place = export.export(found, str(folder / "exported"), dtype=torch.float32)
         outcome.compare(_loss(_Reference(from_pretrained(place))), after)
-    assert RunPaths(str(folder)).checkpoint(_STEPS) == found.uri
-
-
-def exported(name: str, folder: Path) -> str:
-    """Folder of a model as it is exported without training."""
-    publish(name, folder / "base")
-    config = pretrained.model_config(str(folder / "base"), runs="")
-    model = language_models.build_on_meta(config)
-    model_weights.allocate(model, _CPU)
-    model_weights.load(model, folder / "base")
-    group, optimizer = dist.new_group(), torch.optim.AdamW(model.parameters())
-    found = _saved(model, optimizer, config.to_dict(), folder, group)
-    return export.export(found, str(folder / "exported"), dtype=torch.float32)
-
-
-def _saved(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    values: dict[str, Any],
-    folder: Path,
-    group: dist.ProcessGroup,
-) -> sharded_checkpoints.ShardedCheckpoint:
-    state = {"position": asdict(checkpoints.Position(step=_STEPS)), "config": {"recipe": "fsdp"}}
-    uri = sharded_checkpoints.write_checkpoint(
-        str(folder),
-        _STEPS,
-        Share().copy(sharded_checkpoints.state_of(model, optimizer)),
-        files={
-            "state.json": json.dumps(state).encode(),
-            "config.json": json.dumps(values).encode(),
-        },
-        group=group,
-    )
-    return sharded_checkpoints.ShardedCheckpoint(uri)
+    assert RunPaths(str(folder)).checkpoint(_STEPS) == uri
 
 
 class _Reference(nn.Module):

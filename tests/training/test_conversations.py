@@ -207,33 +207,29 @@ def test_each_published_format_is_read_whole_or_refused_by_name(each: chats.Form
     assert found == each.read or (found.startswith("refused: ") and each.read in found)
 
 
+NOT_LEARNED = ("weight", "train", "trainable", "train_on_turn")
+
+
 @pytest.mark.parametrize("value", [False, 0, "0", "false", 0.0])
-@pytest.mark.parametrize("name", ["label", "weight", "train", "trainable", "train_on_turn"])
-def test_a_row_that_is_not_to_be_learned_is_refused(name: str, value: object) -> None:
+@pytest.mark.parametrize("name", ["label", *NOT_LEARNED, "mask", "loss_mask", "kto_tag"])
+def test_what_other_trainers_do_not_learn_is_not_learned(
+    name: str, value: object, tokenizer: Path
+) -> None:
     """In the words of TRL (KTO), axolotl and others, as JSON and tables write them."""
     row = {"prompt": "Why?", "completion": "Bad.", name: value}
     with pytest.raises(ValueError, match=f'under "{name}" cannot be learned'):
         content_of(row, "text")
-    assert isinstance(content_of({**row, name: "1"}, "text"), Conversation)
-
-
-@pytest.mark.parametrize("name", ["mask", "loss_mask", "enable_thinking", "kto_tag", "masked"])
-def test_marks_that_are_not_known_are_refused_in_rows_and_messages(name: str) -> None:
-    with pytest.raises(ValueError, match=f'under "{name}" cannot be learned'):
-        content_of({"prompt": "Why?", "completion": "So.", name: 0}, "text")
-    messages = turns("Why?", "So.")
-    with pytest.raises(ValueError, match=f"{name} is not known here"):
-        content_of({"messages": [messages[0], {**messages[1], name: False}]}, "text")
-    assert isinstance(content_of({"messages": messages, name: None}, "text"), Conversation)
-
-
-@pytest.mark.parametrize("value", [False, 0, "false"])
-@pytest.mark.parametrize("name", ["weight", "train", "trainable", "train_on_turn", "loss"])
-def test_an_answer_of_no_weight_is_not_learned(name: str, value: object, tokenizer: Path) -> None:
+    assert isinstance(content_of({**row, name: None}, "text"), Conversation)
     first, answer, *rest = turns("Why?", "Bad.", "Why?", "So.")
-    assert learned(tokenizer, [first, {**answer, name: value}, *rest])[1] == ["So.<|im_end|>"]
-    with pytest.raises(ValueError, match=rf"its {name} is 0\.5: it can be 0 or 1"):
-        conversation([first, {**answer, name: 0.5}])
+    marked = [first, {**answer, name: value}, *rest]
+    if name in NOT_LEARNED:
+        assert isinstance(content_of({**row, name: "1"}, "text"), Conversation)
+        assert learned(tokenizer, marked)[1] == ["So.<|im_end|>"]
+        with pytest.raises(ValueError, match=rf"its {name} is 0\.5: it can be 0 or 1"):
+            conversation([first, {**answer, name: 0.5}])
+    elif name != "label":
+        with pytest.raises(ValueError, match=f"{name} is not known here"):
+            conversation(marked)
 
 
 @pytest.mark.parametrize(

@@ -88,25 +88,12 @@ def test_files_that_only_describe_a_data_set_are_left_out(tmp_path: Path) -> Non
     assert read(tmp_path) == ["first of all"]
 
 
-def test_of_a_folder_with_splits_only_the_training_part_is_read(tmp_path: Path) -> None:
-    """As the Hugging Face Hub names files and folders (docs/hub/datasets-file-names-and-splits)."""
-    names = ["train-00000-of-00002", "train-00001-of-00002", "validation", "test-00000-of-00001"]
-    for place in ("files", "folders"):
-        for name in names:
-            path = tmp_path / place / (name.partition("-")[0] if place == "folders" else "")
-            path.mkdir(parents=True, exist_ok=True)
-            (path / f"{name}.jsonl").write_text(json.dumps({"text": name}))
-        unread: list[str] = []
-        found = documents.text_files(str(tmp_path / place), unread=unread)
-        assert [each.stem for each in found] == names[:2]
-        assert sorted(unread) == ["test-00000-of-00001.jsonl", "validation.jsonl"]
-    (only,) = documents.text_files(str(tmp_path / "folders" / "test"))
-    assert only.stem == names[3]
-
-
 @pytest.mark.parametrize(
     ("trained", "others"),
     [
+        # Files and folders (the Hub's docs, datasets-file-names-and-splits).
+        ("train-00000-of-00002|train-00001-of-00002", "validation|test-00000-of-00001"),
+        ("train/part", "test/part|validation/part"),
         ("my_train", "my_test"),
         ("alpaca-train", "alpaca-val|alpaca-test"),
         ("training", "validation"),
@@ -121,13 +108,16 @@ def test_of_a_folder_with_splits_only_the_training_part_is_read(tmp_path: Path) 
     ],
 )
 def test_splits_are_words_between_any_separators(trained: str, others: str, tmp_path: Path) -> None:
-    wanted, rest = trained.split("|"), list(filter(None, others.split("|")))
-    for name in (*wanted, *rest):
-        (tmp_path / f"{name}.jsonl").write_text('{"text": "x"}')
+    wanted, rest = (
+        {f"{name}.jsonl" for name in each.split("|") if name} for each in (trained, others)
+    )
+    for name in wanted | rest:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"text": "x"}')
     unread: list[str] = []
     found = documents.text_files(str(tmp_path), unread=unread)
-    assert {each.stem for each in found} == {*wanted}
-    assert {*unread} == {f"{name}.jsonl" for name in rest}
+    assert {str(each.relative_to(tmp_path)) for each in found} == wanted
+    assert sorted(unread) == sorted(Path(name).name for name in rest)
 
 
 def test_rows_win_over_plain_text_beside_them_and_kinds_are_not_mixed(tmp_path: Path) -> None:
@@ -158,7 +148,7 @@ def test_a_kind_that_is_not_known_is_named(name: str, tmp_path: Path) -> None:
         (("a.jsonl.zst",), "", "files must end in"),
         (("a.parquet/",), "a.parquet", "a.parquet"),
         (("a.txt/",), "a.txt", "a.txt"),
-        (("a.xlsx",), "a.xlsx", "of another kind"),
+        (("a.xlsx",), "a.xlsx", "of a kind that is not known"),
     ],
 )
 def test_what_cannot_be_read_says_why(

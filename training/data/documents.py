@@ -162,8 +162,6 @@ def text_files(
         found = [*map(str, hub_text.fetch(source, KINDS))]
         return [Path(each) for each in _texts_of(found, source, unread)]
     path = Path(source).expanduser()
-    if kind_of(source) in _UNREAD and not path.is_dir():
-        raise InputError(f"text {source} is a table of another kind: write it as .parquet")
     if sources.is_remote(source):
         if _is(source, _ALL_KINDS) or not storage.is_s3(source):
             place, _, name = source.rpartition("/")
