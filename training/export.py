@@ -176,7 +176,7 @@ def _model_config(
         )
     # Older checkpoints have only the keys of transformers 5.
     whole = pretrained.config_of(found.model_config).to_json_string(use_diff=False)
-    config = pretrained.with_floats({**json.loads(whole), **found.model_config})
+    config = {**json.loads(whole), **found.model_config}
     # transformers 5 reads "dtype"; transformers 4 and other programs read "torch_dtype".
     stored = config.get("dtype") or config.get("torch_dtype")
     own = stored if stored in EXPORT_DTYPES.values() else "float32"

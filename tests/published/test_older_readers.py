@@ -56,12 +56,12 @@ def test_transformers_4_computes_the_same_with_what_is_written_here(tmp_path: Pa
             torch.save((tokens, model(input_ids=tokens).logits), folder / "logits.pt")
         config = pretrained.model_config(str(folder), runs="")
         (folder / "config.json").write_text(config.to_json_string(use_diff=False))
-    told = subprocess.run(
+    read = subprocess.run(
         [sys.executable, "-c", READ, *map(str, folders)],
         env={**os.environ, "PYTHONPATH": str(older)},
         capture_output=True,
         text=True,
         check=True,
     )
-    apart = dict(zip(NAMES, map(float, told.stdout.split()), strict=True))
+    apart = dict(zip(NAMES, map(float, read.stdout.split()), strict=True))
     assert max(apart.values()) < 1e-5, apart

@@ -185,7 +185,7 @@ def learned(folder: Path, messages: object, **more: object) -> tuple[str, list[s
         ("{% for m in messages %}there {{ m.content | upper }}{% endfor %}", r"changes .* answer"),
         (
             "{% for m in messages | reverse %}{{ m.content }}{% endfor %}",
-            "writes earlier messages in another",
+            "mixes earlier messages with an answer",
         ),
     ],
 )

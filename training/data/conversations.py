@@ -44,8 +44,7 @@ _EXTRAS: Final = {
 }
 #: What ``--columns`` can name.
 PARTS: Final = ("text", "messages", "prompt", "context", "answer", "system", "tools")
-#: Columns and keys that change what is to be learned, by their names in other trainers, and that
-#: are not known here.
+#: Columns and keys that change what is to be learned, and are not known here.
 _REFUSED: Final = {
     *("image", "images", "video", "videos", "audio", "audios", "refusal", "history"),
     *("chat_template_kwargs", "enable_thinking", "train_detail", "kto_tag", "desirable"),
@@ -57,9 +56,7 @@ _WEIGHTS: Final = ("weight", "train", "trainable", "train_on_turn")
 #: The same of a message only; a table may have columns of these names that mean something else.
 _MESSAGE_WEIGHTS: Final = (*_WEIGHTS, "training", "loss")
 #: What tables and JSON write for true and false.
-_FLAGS: Final = dict.fromkeys(("0", "false", "no"), False) | dict.fromkeys(
-    ("1", "true", "yes"), True
-)
+_FLAGS: Final = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 #: Columns to look at, besides those that hold a conversation.
 CHECKED: Final = _REFUSED | {*_WEIGHTS, "label"}
 _ANSWER: Final = "assistant"
@@ -77,9 +74,8 @@ _CONTENT: Final = ("content", "value", "parts", "text")
 _THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
 #: The begin and end of thoughts within a content.
 _MARKS: Final = re.compile("(</?think>)")
-
 #: Keys by which templates compare messages.
-_IDS: Final = ("id", "tool_call_id")
+_IDS: Final = {"id", "tool_call_id"}
 #: Characters for private use: placeholders for what a template must write.
 _SIGNS: Final = range(0xF0001, 0x110000)
 _SIGN: Final = "\U000f0000"
@@ -88,13 +84,11 @@ _LEFT_OUT: Final = (
     "it out of the data"
 )
 _CHANGES: Final = (
-    "the chat template writes earlier messages in another way once an answer follows: what is "
-    "learned cannot be told. Give --chat-template one that does not, or that marks answers with "
-    "{% generation %}"
+    "the chat template mixes earlier messages with an answer: what is learned cannot be told. Give "
+    "--chat-template one that does not, or that marks answers with {% generation %}"
 )
 _SPLIT: Final = (
-    "conversations in several rows, because the chat template writes earlier answers in another "
-    "way (without their thoughts, say) once others follow"
+    "conversations in several rows, because the chat template writes earlier answers in another way"
 )
 _UNSEEN: Final = "thoughts of answers that are not learned, left out by the chat template"
 
@@ -297,10 +291,7 @@ def _message(value: object) -> Message:
     for key in sorted(_REFUSED & more.keys()):
         raise ValueError(f"{key} is not known here, and would change what is learned")
     is_learned = _take_weight(role, more)
-    thoughts = [key for key in _THOUGHTS if key in more]
-    for key in thoughts[1:]:
-        if more[key] == more[thoughts[0]]:  # some servers write them under two names
-            del more[key]
+    _drop_copies(more)
     content = next((more.pop(key) for key in _CONTENT if key in more), "")
     calls = more.pop("tool_calls", None) or more.pop("function_call", None) or []
     if name in _CALLS:
@@ -317,6 +308,14 @@ def _message(value: object) -> Message:
     if is_empty and not message.calls and more.keys().isdisjoint(_THOUGHTS):
         raise ValueError("has neither a content nor tool_calls")
     return message
+
+
+def _drop_copies(more: dict[str, Any]) -> None:
+    """Remove thoughts that stand under a second name, as some servers write them."""
+    keys = [key for key in _THOUGHTS if key in more]
+    for key in keys[1:]:
+        if more[key] == more[keys[0]]:
+            del more[key]
 
 
 def _take_weight(role: str, more: dict[str, Any]) -> bool:
@@ -371,7 +370,7 @@ class _Thing(NamedTuple):
     sign: str
     name: str
     number: int
-    """Of its message; -1: of the tools."""
+    """Number of its message; -1: the tools."""
     is_thought: bool = False
     is_needed: bool = True
 
@@ -384,13 +383,10 @@ def _signed(conversation: Conversation) -> tuple[Conversation, list[_Thing]]:
         parts = _MARKS.split(text)
         for at in range(0, len(parts), 2):
             if words := parts[at].strip():
-                is_inside = at + 1 < len(parts)
-                own = "thoughts" if is_inside else name
-                thing = _Thing(
-                    chr(_SIGNS[len(things)]), own, number, is_thought or is_inside, is_needed
-                )
-                things.append(thing)
-                parts[at] = parts[at].replace(words, thing.sign)
+                sign, is_last = chr(_SIGNS[len(things)]), at + 1 == len(parts)
+                kind = (is_thought, is_needed) if is_last else (True, is_needed)
+                things.append(_Thing(sign, name if is_last else "thoughts", number, *kind))
+                parts[at] = parts[at].replace(words, sign)
         return "".join(parts)
 
     def leaves(value: Any, *thing: Any) -> Any:
@@ -402,19 +398,15 @@ def _signed(conversation: Conversation) -> tuple[Conversation, list[_Thing]]:
 
     messages = []
     for number, message in enumerate(conversation.messages):
-        thoughts = message.thoughts
-        more = {
-            key: leaves(value, key, number, key in thoughts, key in thoughts)
-            for key, value in message.more.items()
-            if key not in _IDS
-        }
+        more, thoughts = {**message.more}, message.thoughts
+        for key in sorted(more.keys() - _IDS):
+            more[key] = leaves(more[key], key, number, key in thoughts, key in thoughts)
         calls = []
         for call in message.calls:
             own = {key: call["function"][key] for key in ("name", "arguments")}
             own = call["function"] | leaves(own, "tool_calls", number, False, True)
             calls.append({**call, "function": own})
         content = plant(message.content, "content", number, False, True)
-        more = {**message.more, **more}
         messages.append(replace(message, content=content, calls=tuple(calls), more=more))
     tools = []
     for each in conversation.tools:
@@ -474,7 +466,7 @@ class ChatWriter:
         self.unused: set[str] = set()
         """Keys of messages that the template does not write."""
         self.counts: Counter[str] = Counter()
-        """Conversations and messages of which the user is told, by what is said of them."""
+        """Numbers for the user, by their words."""
 
     def text(self, conversation: Conversation, *, asks: bool = False) -> str:
         """The text that the template makes of a conversation.
@@ -553,8 +545,8 @@ class ChatWriter:
         return turn
 
     def _rest_of_texts(self) -> str:
-        """What the template writes at the end of each text, asked or not, that belongs to no
-        message: a request for the next answer, or an end of the text."""
+        """The end of each text that belongs to no message, asked or not: a request for the next
+        answer, or an end of the text."""
         said = [Message(role=role, content=_SIGN) for role in ("user", _ANSWER)]
         try:
             asked, text = (self.text(Conversation(messages=tuple(said[:num]))) for num in (1, 2))
@@ -567,11 +559,9 @@ class ChatWriter:
         return rest if rest.strip() and text.endswith(rest) else ""
 
     def _written(self, conversation: Conversation) -> list[tuple[str, list[_Span]]]:
-        """Texts of a conversation, and the begin and end of each answer to learn in them.
-
-        One text has all answers, unless the template writes an earlier one in another way once
-        others follow: then another one ends with that answer.
-        """
+        """Texts of a conversation, and the begin and end of each answer to learn in them. One has
+        all, unless the template writes an earlier answer in another way once others follow: then
+        another text ends with it."""
         answers = self._checked(conversation)
         rows: list[tuple[str, list[_Span]]] = [(self.text(conversation), [])]
         for number in reversed(_learned(conversation)):
@@ -599,9 +589,8 @@ class ChatWriter:
         earlier = replace(conversation, messages=messages[:number])
         text, spans = self._rendered(replace(conversation, messages=messages[: number + 1]))
         end = len(text.removesuffix(self._rest).rstrip())
-        if spans:
-            spans = spans[len(self._rendered(earlier)[1]) :]
-        if spans := [span for span in spans if text[slice(*span)].strip()]:
+        num_earlier = len(self._rendered(earlier)[1]) if spans else 0
+        if spans := [span for span in spans[num_earlier:] if text[slice(*span)].strip()]:
             # What follows belongs to its turn, marked or not.
             begin, marked = spans.pop()
             return text, [*spans, (begin, max(marked, end))]
@@ -625,8 +614,7 @@ class ChatWriter:
             InputError: there is none.
         """
         signed, things = _signed(conversation)
-        for number, message in enumerate(signed.messages, start=1):
-            role = message.role
+        for number, role in enumerate((each.role for each in signed.messages), start=1):
             named = rf"[.'\"]{re.escape(role)}\b"
             if role not in _ROLES.values() and not re.search(named, self._vocabulary.template):
                 raise InputError(

@@ -89,7 +89,7 @@ class Rows:
     kinds: dict[bool, str] = field(default_factory=dict)
     """A file with text (True), and one with conversations."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Of what else is to be said, by what is said."""
+    """Numbers for other notes, by their words."""
 
     def refuse(self, place: str, error: ValueError) -> None:
         """Take note of a row that cannot be used."""

@@ -136,11 +136,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     position = saver.resume(from_scratch=config.from_scratch)
     check_longer(config, saver.recorded, position, feed.steps_per_epoch)
     start_step = position.step
-    if not start_step:
-        with torch.compiler.set_stance("force_eager"):
-            first = feed.train.batch(feed.sequences(0)[:2])
-            agreement.check_documents(trained, on_device(first, device), is_exact=is_exact)
-        language_models.reshard(trained)
+    _check_first(trained, feed, device, step=start_step, is_exact=is_exact)
 
     def sample() -> None:
         _sample(trained, store, config, worker, step=position.step)
@@ -226,6 +222,18 @@ def _keeps_whole(worker: Worker, model_config: Any, config: FsdpConfig) -> bool:
     if tight:
         worker.emit(Warned(message=tight))
     return all(checkpoints.on_all_ranks(lambda: has_room))
+
+
+def _check_first(
+    trained: WithLoss, feed: Feed, device: torch.device, *, step: int, is_exact: bool
+) -> None:
+    """Compare documents of a new run's first batch with each alone, on all ranks the same."""
+    if step:
+        return
+    with torch.compiler.set_stance("force_eager"):
+        first = feed.train.batch(feed.sequences(0)[:2])
+        agreement.check_documents(trained, on_device(first, device), is_exact=is_exact)
+    language_models.reshard(trained)
 
 
 def _feed(store: TokenStore, config: FsdpConfig) -> Feed:

@@ -83,16 +83,6 @@ def num_tokens(model: str, *, runs: str) -> int:
     return int(config_of(values, model=model).vocab_size)
 
 
-def with_floats(values: dict[str, Any]) -> dict[str, Any]:
-    """A ``config.json`` with infinities as Python writes them: JSON has none, and transformers 5
-    has a way of its own."""
-    from transformers import PreTrainedConfig
-
-    decode: Any = PreTrainedConfig._decode_special_floats
-    found: dict[str, Any] = decode(values)
-    return found
-
-
 def config_of(values: Mapping[str, object], *, model: str = "") -> Any:
     """The transformers configuration that a ``config.json`` holds.
 
@@ -103,9 +93,11 @@ def config_of(values: Mapping[str, object], *, model: str = "") -> Any:
         InputError: transformers does not know its type, or cannot use it, or it reads pictures or
             sound too.
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
-    rest = with_floats(deepcopy(dict(values)))  # it is changed
+    # JSON has no infinity; transformers writes it in a way of its own. It changes what it is given.
+    decode: Any = PreTrainedConfig._decode_special_floats
+    rest: dict[str, Any] = decode(deepcopy(dict(values)))
     kind = rest.pop("model_type", None)
     try:
         config: Any = AutoConfig.for_model(kind, **rest)
