@@ -598,8 +598,8 @@ class ChatWriter:
         asked = self.text(earlier, asks=True)
         begin = _common(text, asked)
         if begin < len(asked):
-            # A template may ask with more than it writes before an answer that is there (<think>
-            # and <tool_call> have nothing in common), or begin in another way when it asks.
+            # A template may ask with more than it writes before an answer (<think> and <tool_call>
+            # have nothing in common), or begin in another way when it asks.
             begin = max(text.rfind(each, 0, begin) for each in ">\n]: ") + 1
             before = self.text(earlier).removesuffix(self._rest)
             if text.startswith(before):
@@ -629,7 +629,7 @@ class ChatWriter:
                 return self._account(signed, things)
             except InputError as error:
                 failures.append(error)
-        # What is left out says more than what a template raises.
+        # What is left out tells more.
         raise max(failures, key=lambda each: "refuses" not in str(each))
 
     def _account(self, signed: Conversation, things: Sequence[_Thing]) -> dict[int, str]:
@@ -656,8 +656,7 @@ class ChatWriter:
                 elif is_own and text.count(thing.sign) == learned.count(thing.sign) == 1:
                     continue
                 elif thing.is_thought and not is_own:
-                    # Templates take out the thoughts of earlier answers. Those that are learned
-                    # have a text that ends with them.
+                    # Templates take them out; those that are learned end a text.
                     unseen.update({thing.sign} if thing.number not in numbers else ())
                 else:
                     of = f" of message {thing.number + 1} ({signed.messages[thing.number].role})"
