@@ -1,7 +1,9 @@
 """A mistake with the sharded recipe is explained in a sentence, before it costs much."""
 
+import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +45,34 @@ def test_a_sequence_longer_than_the_models_positions_is_refused(tmp_path: Path) 
     prepared = inputs.prepare(config(tmp_path, seq_len=2048))
     with pytest.raises(InputError, match=r"--seq-len is 2048.* 1024 "):
         build(prepared, inputs.store_of(prepared))
+
+
+def test_beyond_the_original_length_of_long_rope_documents_are_not_packed(tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+    shape: dict[str, Any] = {"model_type": "phi3", "rope_scaling": {"type": "longrope", **factors}}
+    shape |= {"original_max_position_embeddings": 32, "max_position_embeddings": 128}
+    shape |= {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    prepared = inputs.prepare(config(tmp_path, seq_len=64, model=f"new:{tmp_path}"))
+    store = inputs.store_of(prepared)
+    build(prepared, store)  # windows of text are all as long
+    with pytest.raises(InputError, match=r"longrope rope.* use at most 32,"):
+        build(replace(prepared, isolate_documents=True), store)
+
+
+def test_only_a_new_run_compares_documents_of_its_first_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = inputs.store_of(inputs.prepare(config(tmp_path)))
+    feed = feed_of(store, seq_len=64, global_batch=4, seed=0)
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        loop_of_fsdp.agreement, "check_documents", lambda *all, **_: seen.append(all)
+    )
+    for step in (1, 0):
+        loop_of_fsdp._check_first(trained, feed, torch.device("cpu"), step=step, is_exact=True)
+    ((_, (tokens, _, _)),) = seen
+    assert tokens.tolist() == feed.step(0, rank=0, world_size=1).tokens[:2].tolist()
 
 
 def test_a_held_out_part_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
