@@ -29,6 +29,8 @@ from training.fsdp.passes import ahead
 from training.fsdp.settings import FsdpConfig
 from training.imagenet import train as imagenet
 from training.loop import optimizers
+from training.models import agreement
+from training.models.language_models import WithLoss
 from training.system import devices
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -66,9 +68,8 @@ def test_only_a_new_run_compares_documents_of_its_first_batch(
     store = inputs.store_of(inputs.prepare(config(tmp_path)))
     feed = feed_of(store, seq_len=64, global_batch=4, seed=0)
     seen: list[Any] = []
-    monkeypatch.setattr(
-        loop_of_fsdp.agreement, "check_documents", lambda *all, **_: seen.append(all)
-    )
+    monkeypatch.setattr(agreement, "check_documents", lambda *all, **_: seen.append(all))
+    trained = WithLoss(torch.nn.Linear(1, 1))
     for step in (1, 0):
         loop_of_fsdp._check_first(trained, feed, torch.device("cpu"), step=step, is_exact=True)
     ((_, (tokens, _, _)),) = seen
