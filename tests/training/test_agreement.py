@@ -130,6 +130,7 @@ def test_packing_is_refused_where_one_document_changes_the_rope_of_all(
         partial(check, trained, isolates=True),
         partial(agreement.check_documents, trained, batch, is_exact=True),
         partial(agreement.check_documents, trained, [tokens, None, padded], is_exact=True),
+        partial(agreement.check_documents, trained, batch, is_exact=False),
     ):
         with pytest.raises(InputError, match="beside others differs") if short else nullcontext():
             refused()
