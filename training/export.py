@@ -169,12 +169,14 @@ def _parts(
 def _model_config(
     found: sharded_checkpoints.ShardedCheckpoint, dtype: torch.dtype | None
 ) -> dict[str, Any]:
-    config = {**found.model_config}
-    if "model_type" not in config:
+    if "model_type" not in found.model_config:
         raise InputError(
             f"{found.uri} has no {pretrained.CONFIG_FILE} that names a type of model, which "
             "transformers needs: it cannot be exported"
         )
+    # Older checkpoints have only the keys of transformers 5.
+    whole = pretrained.config_of(found.model_config).to_json_string(use_diff=False)
+    config = {**json.loads(whole), **found.model_config}
     # transformers 5 reads "dtype"; transformers 4 and other programs read "torch_dtype".
     stored = config.get("dtype") or config.get("torch_dtype")
     own = stored if stored in EXPORT_DTYPES.values() else "float32"

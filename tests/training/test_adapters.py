@@ -12,7 +12,7 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.errors import InputError
-from tests.published.models import ROWS
+from tests.published.models import ROWS, config_of
 from tests.training.test_nf4 import STATE_SPACE, filled
 from tests.training.test_plan import TINY_LLAMA, built
 from training import export
@@ -116,10 +116,20 @@ def test_all_leaves_out_what_would_not_be_trained_and_names_it() -> None:
         lora.add(built(STATE_SPACE), rank=4, targets="in_proj,dt_proj")
 
 
+def test_linear_attention_calls_its_matrices() -> None:
+    """It has the convolution of a state-space layer, whose kernels read a matrix instead."""
+    model = built(config_of("Qwen3.5-18B-REAP-A3B-Coding"))
+    lora.add(model, rank=4)
+    assert trained(model)["0.linear_attn.out_proj"]
+
+
 def test_routers_get_adapters_only_by_name() -> None:
     mixture = {"num_experts": 4, "moe_topk": 2, "head_dim": 8}
     model = tiny("hunyuan_v1_moe", **mixture)
-    assert lora.add(model, rank=4) == "no adapters are put beside wg (chooses experts)"
+    assert lora.add(model, rank=4) == (
+        "no adapters are put beside wg (chooses experts); down_proj, gate_up_proj (fused experts, "
+        "69% of the weights)"
+    )
     assert not any("wg" in name for name in trained(model))
     model = tiny("hunyuan_v1_moe", **mixture)
     assert lora.add(model, rank=4, targets="wg") == ""

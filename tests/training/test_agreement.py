@@ -3,6 +3,8 @@
 Which kinds of models pass is in ``tests/published/test_models.py``; here are those that must not.
 """
 
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,7 +15,8 @@ from torch import nn
 from contract.errors import InputError
 from tests.training.test_nf4 import filled
 from tests.training.test_plan import TINY_LLAMA, built
-from training.models import agreement, model_weights
+from training.loop.losses import IGNORE
+from training.models import agreement, language_models, model_weights
 from training.models.language_models import WithLoss
 
 CPU = torch.device("cpu")
@@ -90,6 +93,79 @@ def test_a_model_whose_tokens_see_too_much_ends_the_run(
         check(trained)
     with pytest.raises(InputError, match=words):
         check(trained, isolates=isolates)
+
+
+ROPE = {"rope_theta": 1e4, "original_max_position_embeddings": 32, "factor": 4.0}
+LONG: dict[str, Any] = {"short_factor": [1.0] * 4, "long_factor": [4.0, 8.0, 16.0, 32.0]}
+
+
+@pytest.mark.parametrize(
+    ("rope_type", "more", "short"),
+    [
+        ("default", {}, 0),
+        ("linear", {}, 0),
+        ("yarn", {}, 0),
+        ("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0}, 0),
+        ("dynamic", {}, 32),
+        ("longrope", LONG, 32),
+    ],
+)
+def test_packing_is_refused_where_one_document_changes_the_rope_of_all(
+    rope_type: str, more: dict[str, Any], short: int
+) -> None:
+    rope = {"rope_type": rope_type, **ROPE, **more}
+    # Of dynamic NTK, the border is the longest that the model knows.
+    longest = 32 if rope_type == "dynamic" else 128
+    trained = made("llama", **LAYERS, max_position_embeddings=longest, rope_parameters=rope)
+    with torch.no_grad():
+        for weight in trained.parameters():
+            weight.mul_(8 if weight.ndim > 1 else 1)  # random weights hardly show it
+    positions = torch.cat([torch.arange(60), torch.arange(20)])[None]
+    tokens = torch.randint(3, 257, (1, 81), generator=torch.Generator().manual_seed(0))
+    batch = [tokens, positions, tokens[:, 1:]]
+    # Without packing, padding makes all of them long.
+    padded = tokens[:, 1:].where(torch.arange(80) < 20, IGNORE)
+    agreement.check(trained, device=CPU, isolates=True, is_exact=True, longest=short or 80)
+    for refused in (
+        partial(check, trained, isolates=True),
+        partial(agreement.check_documents, trained, batch, is_exact=True),
+        partial(agreement.check_documents, trained, [tokens, None, padded], is_exact=True),
+        partial(agreement.check_documents, trained, batch, is_exact=False),
+    ):
+        with pytest.raises(InputError, match="beside others differs") if short else nullcontext():
+            refused()
+
+
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_routers_loss_that_the_configuration_asks_for_is_added_and_named(
+    recompute: str,
+) -> None:
+    asked = {
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.5,
+        "num_nextn_predict_layers": 1,
+    }
+    trained = made("qwen3_moe", **LAYERS, **MIXTURE, num_key_value_heads=2, **asked)
+    language_models.recompute(trained.model, recompute)
+    tokens = torch.randint(3, 257, (2, 25), generator=torch.Generator().manual_seed(0))
+    model: Any = trained.model.eval()
+    found = model(input_ids=tokens[:, :-1])  # the last token is only a label here
+    plain = torch.nn.functional.cross_entropy(found.logits.flatten(0, 1), tokens[:, 1:].flatten())
+    (plain + 0.5 * found.aux_loss).backward()
+    expected = [each.grad.clone() for each in model.parameters()]
+    model.zero_grad()
+    # One of two passes of a step: it counts by its labels.
+    trained(tokens, divisor=2 * tokens[:, 1:].numel()).backward()
+    for own, other in zip(model.parameters(), expected, strict=True):
+        assert torch.allclose(2 * own.grad, other, atol=1e-5)
+    assert trained(tokens, plain=True).item() == pytest.approx(plain.item(), abs=1e-5)
+    added, unused = language_models.of_the_loss(model)
+    assert "0.5 times the router's load-balancing term" in added
+    assert unused.endswith(": num_nextn_predict_layers")
+    assert not language_models.of_the_loss(llama().model)
 
 
 def test_a_buffer_that_no_rule_computes_ends_the_run() -> None:

@@ -104,5 +104,5 @@ def test_a_class_without_validation_pictures_is_named() -> None:
         [Item(each, "/".join(each)) for each in called], "it", content=lambda _: b""
     )
     assert {each.class_name for each in split.pictures["train"]} == {"test", "cats"}
-    with pytest.raises(InputError, match=r"val/owls/3\.jpg is not known"):
+    with pytest.raises(InputError, match=r"val/owls/3\.jpg is not known \(train/ has no"):
         layout.arrange([*items, Item(("val", "owls", "3.jpg"), "")], "it", content=lambda _: b"")

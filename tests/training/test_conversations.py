@@ -92,6 +92,7 @@ def tokenizer_folder(
     words: Sequence[str] = (),
     trims: bool = True,
     bos: object = BOS,
+    special: Sequence[str] = (),
 ) -> Path:
     """A tokenizer of bytes with the tokens of ChatML, as a model publishes it.
 
@@ -112,8 +113,8 @@ def tokenizer_folder(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=trims)
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=trims)
     tokenizer.decoder = decoders.ByteLevel()
-    names = ("</s>", "<eos>", "<|im_start|>", "<|im_end|>", "<bos>")
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
+    names = ("</s>", "<eos>", "<|im_start|>", "<|im_end|>", "<bos>", *special)
+    tokenizer.add_special_tokens([AddedToken(each, special=True) for each in dict.fromkeys(names)])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "eos_token": "<eos>",
@@ -141,14 +142,27 @@ def conversation(messages: object, **more: object) -> Conversation:
     return found
 
 
-def learned(folder: Path, messages: object, **more: object) -> tuple[str, list[str]]:
-    """What is written of a conversation, and the stretches of it that are learned."""
+def learned_rows(
+    folder: Path, messages: object, **more: object
+) -> list[tuple[str, list[str], set[str]]]:
+    """What is written of a conversation, the stretches of it that are learned, and the tokens that
+    end the last of them; row by row."""
     words = vocabulary.read(folder)
     decode = partial(words.tokenizer.decode, skip_special_tokens=False)
-    (encoded,) = ChatWriter(words).encode([conversation(messages, **more)])
-    stretches = groupby(zip(encoded.ids, encoded.learned, strict=True), key=itemgetter(1))
-    found = [[token for token, _ in each] for is_learned, each in stretches if is_learned]
-    return decode(encoded.ids), [*map(decode, found)]
+    rows: list[tuple[str, list[str], set[str]]] = []
+    for encoded in ChatWriter(words).encode([conversation(messages, **more)]):
+        assert encoded.is_further == bool(rows)
+        stretches = groupby(zip(encoded.ids, encoded.learned, strict=True), key=itemgetter(1))
+        found = [[token for token, _ in each] for is_learned, each in stretches if is_learned]
+        stops = {decode([stop]) for stop in encoded.stops}
+        rows.append((decode(encoded.ids), [*map(decode, found)], stops))
+    return rows
+
+
+def learned(folder: Path, messages: object, **more: object) -> tuple[str, list[str]]:
+    """What is written of a conversation in one row, and the stretches that are learned."""
+    ((text, found, _),) = learned_rows(folder, messages, **more)
+    return text, found
 
 
 @pytest.mark.parametrize(
@@ -157,21 +171,21 @@ def learned(folder: Path, messages: object, **more: object) -> tuple[str, list[s
         ("{{ raise_exception('roles must alternate') }}", "refuses .*: roles must alternate"),
         (
             "{% for m in messages %}{{ m.role }}{% endfor %}",
-            r"leaves out or repeats message 1 \(user\)",
+            r"leaves out or repeats content of message 1",
         ),
         (
             "{% for m in messages %}{{ m.content if m.role == 'user' }}{% endfor %}",
-            r"leaves out or repeats message 2 \(assistant\)",
+            r"leaves out or repeats content of message 2",
         ),
         (
             CHATML.replace("{{ m.content }}", "{{ m.content }}" * 2),
-            r"repeats message 2 \(assistant\)",
+            r"repeats content of message 2",
         ),
         # "there" stands before the answer.
         ("{% for m in messages %}there {{ m.content | upper }}{% endfor %}", r"changes .* answer"),
         (
             "{% for m in messages | reverse %}{{ m.content }}{% endfor %}",
-            "writes earlier messages in another",
+            "mixes earlier messages with an answer",
         ),
     ],
 )
@@ -191,6 +205,31 @@ def test_each_published_format_is_read_whole_or_refused_by_name(each: chats.Form
     except ValueError as error:
         found = f"refused: {error}"
     assert found == each.read or (found.startswith("refused: ") and each.read in found)
+
+
+NOT_LEARNED = ("weight", "train", "trainable", "train_on_turn")
+
+
+@pytest.mark.parametrize("value", [False, 0, "0", "false", 0.0])
+@pytest.mark.parametrize("name", ["label", *NOT_LEARNED, "mask", "loss_mask", "kto_tag"])
+def test_what_other_trainers_do_not_learn_is_not_learned(
+    name: str, value: object, tokenizer: Path
+) -> None:
+    """In the words of TRL (KTO), axolotl and others, as JSON and tables write them."""
+    row = {"prompt": "Why?", "completion": "Bad.", name: value}
+    with pytest.raises(ValueError, match=f'under "{name}" cannot be learned'):
+        content_of(row, "text")
+    assert isinstance(content_of({**row, name: None}, "text"), Conversation)
+    first, answer, *rest = turns("Why?", "Bad.", "Why?", "So.")
+    marked = [first, {**answer, name: value}, *rest]
+    if name in NOT_LEARNED:
+        assert isinstance(content_of({**row, name: "1"}, "text"), Conversation)
+        assert learned(tokenizer, marked)[1] == ["So.<|im_end|>"]
+        with pytest.raises(ValueError, match=rf"its {name} is 0\.5: it can be 0 or 1"):
+            conversation([first, {**answer, name: 0.5}])
+    elif name != "label":
+        with pytest.raises(ValueError, match=f"{name} is not known here"):
+            conversation(marked)
 
 
 @pytest.mark.parametrize(
@@ -321,9 +360,37 @@ END_IN_WORDS = (
 )
 
 
+_TURN = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+ASKS_ALWAYS = _TURN + "{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant{{ '\n' }}"
+ENDS_TEXTS = (
+    _TURN + "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}{{ eos_token }}{% endif %}"
+)
+_ASKS = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+#: As EXAONE's: of the content, only what follows the thoughts, but in the last turn.
+LAST_ONLY = _TURN + "{{ m.content if loop.last else m.content.split('</think>')[-1] }}" + _ASKS
+#: As Gemma 4's: thoughts are written beside calls only.
+CALLS_ONLY = _TURN + (
+    "{% if m.reasoning_content and m.tool_calls %}<think>{{ m.reasoning_content }}</think>"
+    "{% endif %}{{ m.content }}" + _ASKS
+)
+#: As TRL's for training, with an earlier turn as Qwen3's.
+MARKED_LAST = _TURN + (
+    "{% if m.role == 'assistant' %}{% generation %}{% if m.reasoning_content and loop.last %}"
+    "<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>"
+    "{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+)
+#: As gpt-oss's: thoughts end as an earlier answer does, and the last answer in another way.
+HARMONY = (
+    "{% for m in messages %}{% if m.reasoning_content and loop.last %}<|im_start|>assistant"
+    "<|channel|>{{ m.reasoning_content }}<|im_end|>{% endif %}<|im_start|>{{ m.role }}<|message|>"
+    "{{ m.content }}{{ eos_token if loop.last and m.role == 'assistant' else '<|im_end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+)
+
+
 #: The words of the roles are what is said, too.
 SAID = turns("user", "assistant, ü!", "user again?", "user")
-THOUGHTS = turns("What?", "<think>Hm.</think>That.", "And?", "<b>Bold.")
 WHY = turns("Why?", "So.", "Sure?", "Yes.")
 
 
@@ -337,15 +404,11 @@ LEARNED: dict[str, tuple[str, list[dict[str, Any]], list[str]]] = {
     "chatml": (CHATML, SAID, ["assistant, ü!<|im_end|>", "user<|im_end|>"]),
     "annotated": (ANNOTATED, SAID, ["assistant, ü!<|im_end|>", "user<|im_end|>"]),
     "thinking": (THINKING, SAID, ["assistant, ü!<|im_end|>", "user<|im_end|>"]),
-    "last-differs": (
-        LAST_DIFFERS,
-        SAID,
-        ["assistant, ü!<|im_end|>", "<think></think>user<|im_end|>"],
-    ),
     # Nothing ends an answer: the last one gets the end of text.
     "without-end": (WITHOUT_END, SAID, ["assistant, ü!", "user<eos>"]),
     "plain": ("", SAID, ["assistant, ü!<eos>", "user<eos>"]),
-    "thoughts-taken-out": (THINKING, THOUGHTS, ["That.<|im_end|>", "<b>Bold.<|im_end|>"]),
+    # "<" is the begin of "<think>", with which the template asks.
+    "asks-for-thoughts": (THINKING, turns("And?", "<b>Bold."), ["<b>Bold.<|im_end|>"]),
     "words-before-it": (CHANNELS, repeated("a"), ["<|channel|>final<|message|>a<|im_end|>"] * 2),
     "place-for-thoughts": (
         LAID_OUT,
@@ -357,11 +420,8 @@ LEARNED: dict[str, tuple[str, list[dict[str, Any]], list[str]]] = {
         repeated("<think>So.</think>So."),
         ["<think>\nSo.\n</think>\nSo.<|im_end|>"] * 2,
     ),
-    "begins-with-the-request": (
-        THINKING,
-        repeated("<think>\nSo."),
-        ["<think>\nSo.<|im_end|>"] * 2,
-    ),
+    # A model gets them with the request.
+    "begins-with-the-request": (THINKING, repeated("<think>\nSo."), ["So.<|im_end|>"] * 2),
     # Of a request that is written in another way, nothing can be left out.
     "asks-from-the-first": (
         ASKS_FROM_THE_FIRST,
@@ -370,27 +430,10 @@ LEARNED: dict[str, tuple[str, list[dict[str, Any]], list[str]]] = {
     ),
     "block-without-end": (BLOCK_WITHOUT_END, WHY, ["So.<|im_end|>", "Yes.<|im_end|>"]),
     "next-turn": (NEXT_TURN, WHY, ["So.<|im_start|>", "Yes.<eos>"]),
+    # As Command A's and Phi-3's: what follows each text is no part of an answer.
+    "asks-always": (ASKS_ALWAYS, WHY, ["So.<|im_end|>", "Yes.<|im_end|>"]),
+    "ends-texts": (ENDS_TEXTS, WHY, ["So.<|im_end|>", "Yes.<|im_end|>"]),
     "end-in-words": (END_IN_WORDS, WHY, ["So. END", "Yes. END<eos>"]),
-    "thoughts-between-calls": (
-        EMPTY,
-        AGENT,
-        [
-            "<think></think><tool_call>f1</tool_call><|im_end|>",
-            "<think></think>A1<|im_end|>",
-            "<think>T2</think><tool_call>f2</tool_call><|im_end|>",
-            "<think>U2</think>A2<|im_end|>",
-        ],
-    ),
-    "no-thoughts-between-calls": (
-        NONE,
-        AGENT,
-        [
-            "<tool_call>f1</tool_call><|im_end|>",
-            "A1<|im_end|>",
-            "T2</think><tool_call>f2</tool_call><|im_end|>",
-            "U2</think>A2<|im_end|>",
-        ],
-    ),
 }
 
 
@@ -400,6 +443,119 @@ def test_only_answers_and_what_ends_them_are_learned(name: str, tmp_path: Path) 
     text, found = learned(tokenizer_folder(tmp_path / "t", template), messages)
     assert found == expected
     assert messages[-2]["content"] in text
+
+
+THOUGHTS = turns("What?", "<think>Hm.</think>That.", "And?", "<think>Oh.</think>This.")
+KEYS = [{**each, "reasoning_content": f"T{i}"} if i % 2 else each for i, each in enumerate(WHY)]
+#: A template, a conversation whose earlier answers it writes in another way once others follow,
+#: what is learned in each row, and what ends the last.
+SPLIT: dict[str, tuple[str, list[dict[str, Any]], list[list[str]], str]] = {
+    "last-differs": (
+        LAST_DIFFERS,
+        SAID,
+        [["<think></think>assistant, ü!<|im_end|>"], ["<think></think>user<|im_end|>"]],
+        "<|im_end|>",
+    ),
+    "thoughts-between-calls": (
+        EMPTY,
+        AGENT,
+        [
+            [
+                f"<think>T{turn}</think><tool_call>f{turn}</tool_call><|im_end|>",
+                f"<think>U{turn}</think>A{turn}<|im_end|>",
+            ]
+            for turn in (1, 2)
+        ],
+        "<|im_end|>",
+    ),
+    "no-thoughts-between-calls": (
+        NONE,
+        AGENT,
+        [
+            [
+                f"T{turn}</think><tool_call>f{turn}</tool_call><|im_end|>",
+                f"U{turn}</think>A{turn}<|im_end|>",
+            ]
+            for turn in (1, 2)
+        ],
+        "<|im_end|>",
+    ),
+    "thoughts-of-the-last": (
+        LAST_ONLY,
+        THOUGHTS,
+        [["<think>Hm.</think>That.<|im_end|>"], ["<think>Oh.</think>This.<|im_end|>"]],
+        "<|im_end|>",
+    ),
+    "another-end": (
+        HARMONY,
+        KEYS,
+        [
+            ["<|channel|>T1<|im_end|><|im_start|>assistant<|message|>So.<eos>"],
+            ["<|channel|>T3<|im_end|><|im_start|>assistant<|message|>Yes.<eos>"],
+        ],
+        "<eos>",
+    ),
+    "marked": (
+        MARKED_LAST,
+        KEYS,
+        [["<think>T1</think>So.<|im_end|>"], ["<think>T3</think>Yes.<|im_end|>"]],
+        "<|im_end|>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_an_answer_that_is_written_otherwise_once_others_follow_has_a_row(
+    name: str, tmp_path: Path
+) -> None:
+    template, messages, expected, end = SPLIT[name]
+    rows = learned_rows(tokenizer_folder(tmp_path / "t", template), messages)
+    assert [found for _, found, _ in rows] == expected
+    assert {stop for _, _, stops in rows for stop in stops} == {end}
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "missing"),
+    [
+        (THINKING, THOUGHTS[:2], "thoughts of message 2"),
+        (LAST_ONLY, KEYS[:2], "reasoning_content of message 2"),
+        (CALLS_ONLY, KEYS[:2], "reasoning_content of message 2"),
+        # A request that never comes is no answer, and an argument is a part of its call.
+        (EMPTY.replace(" + c.function.arguments.x", ""), AGENT, "tool_calls of message 2"),
+        (CHATML + "{{ tools | length if tools }}", WHY, "tools"),
+    ],
+)
+def test_what_the_last_answer_loses_is_refused(
+    template: str, messages: list[dict[str, Any]], missing: str, tmp_path: Path
+) -> None:
+    folder = tokenizer_folder(tmp_path / "t", template)
+    with pytest.raises(InputError, match=f"leaves out or repeats {missing}"):
+        learned_rows(folder, messages, tools=[{"name": "f"}] if missing == "tools" else [])
+
+
+def test_rows_of_a_conversation_are_held_out_together_and_counted(tmp_path: Path) -> None:
+    file = tmp_path / "chats.jsonl"
+    ignored = [{**each, "weight": 0} if i == 1 else each for i, each in enumerate(KEYS)]
+    rows = [KEYS, KEYS, KEYS, ignored]
+    file.write_text("\n".join(json.dumps({"messages": each}) for each in rows))
+    store = store_for(str(file), tokenizer_folder(tmp_path / "t", MARKED_LAST), held_out_every=2)
+    assert store.info.num_documents == 4
+    assert store.info.num_train_conversations == 4
+    assert store.info.num_held_out_conversations == 3
+    split, unseen = store.info.notes
+    assert split.startswith("conversations in several rows")
+    assert split.endswith(": 3")
+    assert unseen.startswith("thoughts of answers that are not learned")
+    assert unseen.endswith(": 1")
+
+
+def test_thoughts_are_written_under_the_key_that_the_template_takes(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path / "t", MARKED_LAST)
+    messages = [*turns("Why?"), {"role": "assistant", "content": "So.", "thinking": "Hm."}]
+    assert learned(folder, messages)[1] == ["<think>Hm.</think>So.<|im_end|>"]
+    # Some servers write them twice.
+    messages[1]["reasoning"] = "Hm."
+    assert learned(folder, messages)[1] == ["<think>Hm.</think>So.<|im_end|>"]
 
 
 #: Templates whose blocks hold the whole turn, in the shapes of Hugging Face's and TRL's own

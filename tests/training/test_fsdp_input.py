@@ -1,7 +1,9 @@
 """A mistake with the sharded recipe is explained in a sentence, before it costs much."""
 
+import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +29,8 @@ from training.fsdp.passes import ahead
 from training.fsdp.settings import FsdpConfig
 from training.imagenet import train as imagenet
 from training.loop import optimizers
+from training.models import agreement
+from training.models.language_models import WithLoss
 from training.system import devices
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -43,6 +47,33 @@ def test_a_sequence_longer_than_the_models_positions_is_refused(tmp_path: Path) 
     prepared = inputs.prepare(config(tmp_path, seq_len=2048))
     with pytest.raises(InputError, match=r"--seq-len is 2048.* 1024 "):
         build(prepared, inputs.store_of(prepared))
+
+
+def test_beyond_the_original_length_of_long_rope_documents_are_not_packed(tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+    shape: dict[str, Any] = {"model_type": "phi3", "rope_scaling": {"type": "longrope", **factors}}
+    shape |= {"original_max_position_embeddings": 32, "max_position_embeddings": 128}
+    shape |= {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    prepared = inputs.prepare(config(tmp_path, seq_len=64, model=f"new:{tmp_path}"))
+    store = inputs.store_of(prepared)
+    build(prepared, store)  # windows of text are all as long
+    with pytest.raises(InputError, match=r"longrope rope.* use at most 32,"):
+        build(replace(prepared, isolate_documents=True), store)
+
+
+def test_only_a_new_run_compares_documents_of_its_first_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = inputs.store_of(inputs.prepare(config(tmp_path)))
+    feed = feed_of(store, seq_len=64, global_batch=4, seed=0)
+    seen: list[Any] = []
+    monkeypatch.setattr(agreement, "check_documents", lambda *all, **_: seen.append(all))
+    trained = WithLoss(torch.nn.Linear(1, 1))
+    for step in (1, 0):
+        loop_of_fsdp._check_first(trained, feed, torch.device("cpu"), step=step, is_exact=True)
+    ((_, (tokens, _, _)),) = seen
+    assert tokens.tolist() == feed.step(0, rank=0, world_size=1).tokens[:2].tolist()
 
 
 def test_a_held_out_part_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
@@ -175,16 +206,17 @@ def test_text_in_a_folder_of_s3_is_read_from_all_its_files(
     storage.filesystem("s3://").mkdir("s3://texts")
     with pytest.raises(InputError, match=r"s3://texts/a holds no text"):
         documents.text_files("s3://texts/a")
-    storage.write_bytes("s3://texts/a/two.txt", b"two")
+    storage.write_bytes("s3://texts/a/two.jsonl", b'{"text": "two"}')
     storage.write_bytes("s3://texts/a/deep/one.jsonl", b'{"text": "one"}')
     storage.write_bytes("s3://texts/a/picture.png", b"no text")
-    # Text and tokens are 36 bytes together.
-    monkeypatch.setattr(storage, "bytes_free", lambda _: 35)
+    storage.write_bytes("s3://texts/a/README.txt", b"about them")
+    # Text and tokens are 60 bytes together.
+    monkeypatch.setattr(storage, "bytes_free", lambda _: 59)
     with pytest.raises(InputError, match=r"use hosts with a larger disk"):
         documents.text_files("s3://texts/a")
-    monkeypatch.setattr(storage, "bytes_free", lambda _: 36)
+    monkeypatch.setattr(storage, "bytes_free", lambda _: 60)
     found = documents.text_files("s3://texts/a/")
-    assert [path.read_bytes() for path in found] == [b'{"text": "one"}', b"two"]
+    assert [path.read_bytes() for path in found] == [b'{"text": "one"}', b'{"text": "two"}']
 
 
 def test_a_column_of_a_table_is_text(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,11 @@ CONVERTED = {
         "large/partial-train/0000.parquet": parquet("the beginning"),
     }
 }
-TEXTS = {"README.md": b"no text", "part.jsonl": b'{"text": "one"}', "more/part.txt": b"two"}
+TEXTS = {
+    "README.md": b"no text",
+    "part.jsonl": b'{"text": "one"}',
+    "more/part.jsonl": b'{"text": "two"}',
+}
 PICKLED = {"config.json": FILES["config.json"], "pytorch_model.bin": pickled()}
 DAMAGED = {"config.json": FILES["config.json"], "pytorch_model.bin": b"damaged"}
 REPOSITORIES = {
@@ -130,7 +135,8 @@ def test_the_hub_gives_what_it_has_and_its_refusals_say_what_to_do(
 @pytest.mark.slow
 def test_a_configuration_and_a_split_of_a_data_set_are_chosen(hub: str, tmp_path: Path) -> None:
     places = {
-        "script/default": "held out from a script",
+        "script/default/test": "held out",
+        "script/default": "from a script",
         "script/default/train": "from a script",
         "script/default/dev": "has no split 'dev': it has test, train",
         "script/default/train/more": "give hf://owner/name[@revision] or hf://owner/name/CONF",
@@ -170,6 +176,40 @@ def test_a_folder_must_have_a_configuration_that_transformers_knows(tmp_path: Pa
 def test_a_new_model_takes_the_tokenizers_vocabulary_rounded_up() -> None:
     config = pretrained.model_config("new:tiny", runs="runs", vocab_size=257)
     assert (config.vocab_size, config.hidden_size) == (384, 128)
+
+
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA3["original_max_position_embeddings"] = 512
+
+
+@pytest.mark.parametrize(
+    ("values", "older"),
+    [
+        # As transformers 5 writes it, and as it is published.
+        (
+            {"model_type": "llama", "rope_parameters": {**_LLAMA3, "rope_theta": 5e5}},
+            {"rope_theta": 5e5, "rope_scaling": _LLAMA3},
+        ),
+        (
+            {"model_type": "llama", "rope_theta": 5e5, "rope_scaling": _LLAMA3},
+            {"rope_theta": 5e5, "rope_scaling": _LLAMA3},
+        ),
+        (
+            {"model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 2e4},
+            {"rope_theta": 1e6, "rope_local_base_freq": 2e4, "rope_scaling": None},
+        ),
+        ({"model_type": "qwen3_moe", "num_local_experts": 4}, {"num_experts": 4}),
+        ({"model_type": "gpt_neox", "rotary_pct": 0.5}, {"rotary_pct": 0.5, "rope_theta": 1e4}),
+    ],
+)
+def test_a_configuration_has_the_names_that_older_readers_know(
+    values: dict[str, Any], older: dict[str, Any]
+) -> None:
+    """``tests/published/test_older_readers.py`` has transformers 4 compute with them."""
+    config = pretrained.config_of(values)
+    written = json.loads(config.to_json_string(use_diff=False))
+    assert {key: written[key] for key in older} == older
+    assert pretrained.config_of(written).rope_parameters == config.rope_parameters
 
 
 def test_the_byte_tokenizer_gives_back_every_text() -> None:

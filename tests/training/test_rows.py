@@ -1,7 +1,9 @@
 """Proves that rows are read from the kinds of files that data sets come as, and what is none of
 them is refused with the place."""
 
+import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -86,20 +88,56 @@ def test_files_that_only_describe_a_data_set_are_left_out(tmp_path: Path) -> Non
     assert read(tmp_path) == ["first of all"]
 
 
-def test_of_a_folder_with_splits_only_the_training_part_is_read(tmp_path: Path) -> None:
-    """As the Hugging Face Hub names files and folders (docs/hub/datasets-file-names-and-splits)."""
-    names = ["train-00000-of-00002", "train-00001-of-00002", "validation", "test-00000-of-00001"]
-    for place in ("files", "folders"):
-        for name in names:
-            path = tmp_path / place / (name.partition("-")[0] if place == "folders" else "")
-            path.mkdir(parents=True, exist_ok=True)
-            (path / f"{name}.jsonl").write_text(json.dumps({"text": name}))
-        unread: list[str] = []
-        found = documents.text_files(str(tmp_path / place), unread=unread)
-        assert [each.stem for each in found] == names[:2]
-        assert sorted(unread) == ["test-00000-of-00001.jsonl", "validation.jsonl"]
-    (only,) = documents.text_files(str(tmp_path / "folders" / "test"))
-    assert only.stem == names[3]
+@pytest.mark.parametrize(
+    ("trained", "others"),
+    [
+        # Files and folders (the Hub's docs, datasets-file-names-and-splits).
+        ("train-00000-of-00002|train-00001-of-00002", "validation|test-00000-of-00001"),
+        ("train/part", "test/part|validation/part"),
+        ("my_train", "my_test"),
+        ("alpaca-train", "alpaca-val|alpaca-test"),
+        ("training", "validation"),
+        ("data.train", "data.test"),
+        ("2024 training", "2024 testing"),
+        ("sft_train_v2", "sft_evaluation_v2|sft.eval.1"),
+        ("train_sft|train_gen", "test_sft|test_gen"),
+        # Words of more letters are none, and one name may have both kinds.
+        ("trained|contest|devices", ""),
+        ("train_test_split", ""),
+        ("test-1|test-2", ""),
+    ],
+)
+def test_splits_are_words_between_any_separators(trained: str, others: str, tmp_path: Path) -> None:
+    wanted, rest = (
+        {f"{name}.jsonl" for name in each.split("|") if name} for each in (trained, others)
+    )
+    for name in wanted | rest:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"text": "x"}')
+    unread: list[str] = []
+    found = documents.text_files(str(tmp_path), unread=unread)
+    assert {str(each.relative_to(tmp_path)) for each in found} == wanted
+    assert sorted(unread) == sorted(Path(name).name for name in rest)
+
+
+def test_rows_win_over_plain_text_beside_them_and_kinds_are_not_mixed(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}')
+    (tmp_path / "README.txt").write_text("\ufeffabout it")
+    unread: list[str] = []
+    assert [each.name for each in documents.text_files(str(tmp_path), unread=unread)] == ["a.jsonl"]
+    assert unread == ["README.txt"]
+    assert read(tmp_path / "README.txt") == ["about it"]
+    (tmp_path / "b.jsonl").write_text('{"prompt": "Why?", "completion": "So."}')
+    with pytest.raises(InputError, match=r"a\.jsonl has text, .*b\.jsonl conversations"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.ndjson", "a.jsonlines", "a.jl", "a.md.gz", "rows"])
+def test_a_kind_that_is_not_known_is_named(name: str, tmp_path: Path) -> None:
+    content = b' {"text": "x"}'
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    with pytest.raises(InputError, match=f"{re.escape(name)} is of a kind that is not known"):
+        read(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +148,7 @@ def test_of_a_folder_with_splits_only_the_training_part_is_read(tmp_path: Path) 
         (("a.jsonl.zst",), "", "files must end in"),
         (("a.parquet/",), "a.parquet", "a.parquet"),
         (("a.txt/",), "a.txt", "a.txt"),
-        (("a.xlsx",), "a.xlsx", "of another kind"),
+        (("a.xlsx",), "a.xlsx", "of a kind that is not known"),
     ],
 )
 def test_what_cannot_be_read_says_why(

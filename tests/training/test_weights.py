@@ -110,6 +110,18 @@ def test_weights_in_less_than_fp32_do_not_reach_an_optimizer() -> None:
         optimizers.decay_groups(torch.nn.Linear(2, 2, dtype=torch.bfloat16), 0.0)
 
 
+@pytest.mark.parametrize(("kind", "kept"), [("mamba", "A_log"), ("gpt_oss", "gate_up_proj_bias")])
+def test_weight_decay_spares_what_only_its_name_tells(kind: str, kept: str) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_local_experts": 4, "state_size": 4}
+    model = build_on_meta(pretrained.config_of({"model_type": kind, **sizes}))
+    names = {id(each): name.rpartition(".")[2] for name, each in model.named_parameters()}
+    groups: Any = optimizers.decay_groups(model, 0.1)
+    decayed, spared = ({names[id(each)] for each in group["params"]} for group in groups)
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+    assert kept in spared - decayed
+    assert "weight" in decayed
+
+
 @pytest.mark.parametrize("kind", [None, "bfloat16", "float16"])
 def test_an_export_has_the_type_that_the_model_came_in_unless_another_is_named(
     kind: str | None, tmp_path: Path

@@ -12,8 +12,8 @@ from contract.errors import InputError
 from contract.text import counted
 from training.data import catalog, sources
 from training.data.catalog import IMAGES, TEXT
-from training.data.conversations import Conversation, columns_of, parse_columns
-from training.data.documents import MIXED, Rows, documents, kind_of, text_files
+from training.data.conversations import columns_of, parse_columns
+from training.data.documents import Rows, documents, kind_of, text_files
 from training.data.download import Report
 from training.data.pictures import layout
 from training.data.pictures.index import INDEX_FILE, Index
@@ -79,19 +79,17 @@ def look(place: Path, report: Report | None = None) -> Contents:
         kind = IMAGES
     except InputError as error:
         refused[IMAGES] = str(error)
-    rows, kinds = Rows(), set[str]()
+    rows = Rows()
     try:
         files = text_files(str(place), unread=rows.files)
         readable = [each for each in files if kind_of(each.name) != "parquet"]
-        for content in documents(readable, rows, report):
-            kinds.add(_CONVERSATIONS if isinstance(content, Conversation) else TEXT)
+        for _ in documents(readable, rows, report):
+            pass
         rows.check()
-        if len(kinds) > 1:
-            raise InputError(MIXED)
-        if readable == files and not kinds:
+        if readable == files and not rows.kinds:
             raise InputError("its files hold no text")
         if not kind:
-            kind, number = min(kinds, default=TEXT), rows.num
+            kind, number = _CONVERSATIONS if False in rows.kinds else TEXT, rows.num
     except InputError as error:
         refused[TEXT] = str(error)
     return Contents(

@@ -8,9 +8,11 @@ in silence.
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from itertools import product
+from typing import Any, Final, NamedTuple
 
 from contract.errors import InputError
 from training.data.vocabulary import Vocabulary
@@ -42,13 +44,21 @@ _EXTRAS: Final = {
 }
 #: What ``--columns`` can name.
 PARTS: Final = ("text", "messages", "prompt", "context", "answer", "system", "tools")
-#: Columns and keys that change what is to be learned, and that are not known here.
+#: Columns and keys that change what is to be learned, and are not known here.
 _REFUSED: Final = {
-    *("image", "images", "video", "videos", "audio", "audios", "refusal"),
-    *("history", "chat_template_kwargs", "train_detail", "kto_tag"),
+    *("image", "images", "video", "videos", "audio", "audios", "refusal", "history"),
+    *("chat_template_kwargs", "enable_thinking", "train_detail", "kto_tag", "desirable"),
+    *("mask", "masked", "mask_loss", "loss_mask", "loss_masks", "loss_scale", "loss_weight"),
+    *("ignore_loss", "train_mask", "sample_weight", "assistant_masks", "completion_mask"),
 }
-#: The same, and one that may say that an answer is not wanted.
-CHECKED: Final = _REFUSED | {"label"}
+#: Weights of a message or of a row: 0 or false, and the answer is not learned.
+_WEIGHTS: Final = ("weight", "train", "trainable", "train_on_turn")
+#: The same of a message only; a table may have columns of these names that mean something else.
+_MESSAGE_WEIGHTS: Final = (*_WEIGHTS, "training", "loss")
+#: What tables and JSON write for true and false.
+_FLAGS: Final = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
+#: Columns to look at, besides those that hold a conversation.
+CHECKED: Final = _REFUSED | {*_WEIGHTS, "label"}
 _ANSWER: Final = "assistant"
 #: What the authors of messages are called elsewhere, in lower case.
 _ROLES: Final = {
@@ -62,24 +72,25 @@ _ROLES: Final = {
 _CALLS: Final = ("function_call", "tool_call", "tool_calls")
 _CONTENT: Final = ("content", "value", "parts", "text")
 _THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
-#: 0 or false: the answer is not learned.
-_WEIGHTS: Final = ("weight", "train", "training", "loss")
-#: What a call without words has for a content, and whether its arguments are text: templates
-#: differ, and the first form that one writes is taken.
-_FORMS: Final = (("", False), (None, False), ("", True), (None, True))
-
-
+#: The begin and end of thoughts within a content.
+_MARKS: Final = re.compile("(</?think>)")
+#: Keys by which templates compare messages.
+_IDS: Final = {"id", "tool_call_id"}
 #: Characters for private use: placeholders for what a template must write.
-_SIGNS: Final = range(0xE000, 0x110000)
+_SIGNS: Final = range(0xF0001, 0x110000)
+_SIGN: Final = "\U000f0000"
 _LEFT_OUT: Final = (
     "the chat template leaves out or repeats {}: give --chat-template one that writes it, or take "
     "it out of the data"
 )
 _CHANGES: Final = (
-    "the chat template writes earlier messages in another way once others follow: what is learned "
-    "cannot be told. Give --chat-template one that does not, or that marks answers with "
-    "{% generation %}"
+    "the chat template mixes earlier messages with an answer: what is learned cannot be told. Give "
+    "--chat-template one that does not, or that marks answers with {% generation %}"
 )
+_SPLIT: Final = (
+    "conversations in several rows, because the chat template writes earlier answers in another way"
+)
+_UNSEEN: Final = "thoughts of answers that are not learned, left out by the chat template"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +108,11 @@ class Message:
 
     def __post_init__(self) -> None:
         check_characters(self.content)
+
+    @property
+    def thoughts(self) -> list[str]:
+        """Keys of the model's thoughts."""
+        return [key for key in _THOUGHTS if key in self.more and self.role == _ANSWER]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +134,10 @@ class Encoded:
     """Mask of the tokens that the model learns to predict: True for tokens of answers, and for
     those that end an answer."""
     stops: frozenset[int]
-    """Ids of the tokens that end answers."""
+    """Id of the token that ends the last answer. One that ends an earlier answer may stand inside
+    of others, such as between thoughts and answer."""
+    is_further: bool = False
+    """It is of the same conversation as the one before."""
 
 
 #: Begin and end of what is learned of an answer, in characters of the text that the template wrote.
@@ -205,9 +224,16 @@ def content_of(
         check_characters(text)
         return text if text.strip() else None
     for name in sorted(CHECKED & row.keys() - used):
-        if row[name] is False if name == "label" else row[name]:
+        value = row[name]
+        is_known = name == "label" or name in _WEIGHTS  # 1 and true change nothing
+        if _flag(value) is False if is_known else value not in (None, "", [], {}):
             raise ValueError(f'what is under "{name}" cannot be learned')
     return _conversation({part: row[name] for part, name in columns.items()})
+
+
+def _flag(value: object) -> bool | None:
+    """A truth as tables write it; None if it is something else."""
+    return _FLAGS.get(str(value).strip().lower().removesuffix(".0"))
 
 
 def _conversation(parts: Mapping[str, Any]) -> Conversation | None:
@@ -265,6 +291,7 @@ def _message(value: object) -> Message:
     for key in sorted(_REFUSED & more.keys()):
         raise ValueError(f"{key} is not known here, and would change what is learned")
     is_learned = _take_weight(role, more)
+    _drop_copies(more)
     content = next((more.pop(key) for key in _CONTENT if key in more), "")
     calls = more.pop("tool_calls", None) or more.pop("function_call", None) or []
     if name in _CALLS:
@@ -283,14 +310,24 @@ def _message(value: object) -> Message:
     return message
 
 
+def _drop_copies(more: dict[str, Any]) -> None:
+    """Remove thoughts that stand under a second name, as some servers write them."""
+    keys = [key for key in _THOUGHTS if key in more]
+    for key in keys[1:]:
+        if more[key] == more[keys[0]]:
+            del more[key]
+
+
 def _take_weight(role: str, more: dict[str, Any]) -> bool:
     """Remove the weights of a message; return False if it is an answer of weight 0."""
-    if role != _ANSWER and more.get("train"):
-        raise ValueError("train is set, and only answers are learned")
-    weights = [more.pop(key) for key in _WEIGHTS if key in more]
-    if any(each not in (0, 1) for each in weights):
-        raise ValueError(f"its weight is {weights[0]!r}: it can be 0 or 1")
-    return role != _ANSWER or all(weights)
+    weights = {key: more.pop(key) for key in _MESSAGE_WEIGHTS if key in more}
+    flags = {key: _flag(each) for key, each in weights.items()}
+    for key, flag in flags.items():
+        if flag is None:
+            raise ValueError(f"its {key} is {weights[key]!r}: it can be 0 or 1")
+        if flag and role != _ANSWER and key.startswith("train"):
+            raise ValueError(f"{key} is set, and only answers are learned")
+    return role != _ANSWER or all(flags.values())
 
 
 def _call(value: object) -> Mapping[str, Any]:
@@ -327,43 +364,91 @@ def _text(value: object) -> str:
     return _text(part[kept.pop()])
 
 
-def _begin(text: str, *, before: str, asked: str, head: str, question: str) -> int:
-    """Start of an answer in the text of its conversation.
+class _Thing(NamedTuple):
+    """Something that a row holds, and the sign in its place."""
 
-    Args:
-        before: text of the messages before the answer.
-        asked: the same, with the request for an answer.
-        head: what ``text`` begins with, up to the words of the answer; empty if not known.
-        question: content of the message before.
+    sign: str
+    name: str
+    number: int
+    """Number of its message; -1: the tools."""
+    is_thought: bool = False
+    is_needed: bool = True
 
-    Raises:
-        InputError: the request is not there.
-    """
-    # A template may ask with more than it writes before an answer that is there, and may begin in
-    # another way when it asks.
-    if text.startswith(before):
-        common = os.path.commonprefix([text, asked])  # noqa: RUF071 - these are no paths
-        if len(common) < len(asked):  # <think> and <tool_call> have nothing in common
-            common = common[: max(map(common.rfind, ">\n]: ")) + 1]
-        return max(len(common), len(before))
 
-    # Templates drop the thoughts of earlier answers once others follow, ...
-    request = asked.removeprefix(before)
-    if not head:
-        raise InputError(_CHANGES)
-    if head.endswith(request):
-        return len(head)
+def _signed(conversation: Conversation) -> tuple[Conversation, list[_Thing]]:
+    """A conversation with a sign in place of each of its texts, and what these stand for."""
+    things: list[_Thing] = []
 
-    # ... and those of this turn, between calls, too: there the end of the request may be missing,
-    # or something else in place of the thoughts. The question does not follow the request.
-    if asked.startswith(before):
-        for size in range(len(request) - 1, len(request) // 2, -1):
-            if head.endswith(request[:size]):
-                return len(head)
-        at = head.rfind(request)
-        if at >= max(0, head.rfind(question.strip())):
-            return at + len(request)
-    raise InputError(_CHANGES)
+    def plant(text: str, name: str, number: int, is_thought: bool, is_needed: bool) -> str:
+        parts = _MARKS.split(text)
+        for at in range(0, len(parts), 2):
+            if words := parts[at].strip():
+                sign, is_last = chr(_SIGNS[len(things)]), at + 1 == len(parts)
+                kind = (is_thought, is_needed) if is_last else (True, is_needed)
+                things.append(_Thing(sign, name if is_last else "thoughts", number, *kind))
+                parts[at] = parts[at].replace(words, sign)
+        return "".join(parts)
+
+    def leaves(value: Any, *thing: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: leaves(each, *thing) for key, each in value.items()}
+        if isinstance(value, list):
+            return [leaves(each, *thing) for each in value]
+        return plant(value, *thing) if isinstance(value, str) else value
+
+    messages = []
+    for number, message in enumerate(conversation.messages):
+        more, thoughts = {**message.more}, message.thoughts
+        for key in sorted(more.keys() - _IDS):
+            more[key] = leaves(more[key], key, number, key in thoughts, key in thoughts)
+        calls = []
+        for call in message.calls:
+            own = {key: call["function"][key] for key in ("name", "arguments")}
+            own = call["function"] | leaves(own, "tool_calls", number, False, True)
+            calls.append({**call, "function": own})
+        content = plant(message.content, "content", number, False, True)
+        messages.append(replace(message, content=content, calls=tuple(calls), more=more))
+    tools = []
+    for each in conversation.tools:
+        own = {key: each["function"].get(key) for key in ("name", "description")}
+        own = {key: leaves(own[key], "tools", -1, False, key == "name") for key in own}
+        tools.append({**each, "function": each["function"] | own})
+    return Conversation(messages=tuple(messages), tools=tuple(tools)), things
+
+
+class _Form(NamedTuple):
+    """How messages are handed to a template."""
+
+    empty: str | None = ""
+    """Content of a call without words."""
+    as_text: bool = False
+    """Arguments of calls are JSON."""
+    thoughts: str = ""
+    """Key of the model's thoughts; empty: as in the data."""
+
+
+#: Templates differ, and the first form that one writes is taken.
+_FORMS: Final = tuple(_Form(*each) for each in product(("", None), (False, True)))
+
+
+def _learned(conversation: Conversation) -> list[int]:
+    """Numbers of the messages that are learned."""
+    return [
+        number
+        for number, each in enumerate(conversation.messages)
+        # The first message has nothing before it that could ask.
+        if number and each.role == _ANSWER and each.is_learned
+        if each.content.strip() or each.calls or each.more
+    ]
+
+
+def _cut(text: str, spans: Iterable[_Span]) -> str:
+    return "".join(text[slice(*span)] for span in spans)
+
+
+def _common(one: str, other: str) -> int:
+    """Characters with which both begin."""
+    return len(os.path.commonprefix([one, other]))  # noqa: RUF071 - these are no paths
 
 
 class ChatWriter:
@@ -376,9 +461,12 @@ class ChatWriter:
         self._vocabulary = vocabulary
         self._render: Any = render_jinja_template
         self._is_annotated = "endgeneration" in vocabulary.template
-        self._form: tuple[str | None, bool] = _FORMS[0]
+        self._form = _Form()
+        self._rest = self._rest_of_texts()
         self.unused: set[str] = set()
         """Keys of messages that the template does not write."""
+        self.counts: Counter[str] = Counter()
+        """Numbers for the user, by their words."""
 
     def text(self, conversation: Conversation, *, asks: bool = False) -> str:
         """The text that the template makes of a conversation.
@@ -396,7 +484,8 @@ class ChatWriter:
         conversations: Iterable[Conversation],
         refuse: Callable[[str, ValueError], None] | None = None,
     ) -> Iterator[Encoded]:
-        """Tokens of each conversation, and which of them are learned.
+        """Tokens of each conversation, and which of them are learned: several times, with other
+        answers learned, where the template writes earlier ones in another way.
 
         Args:
             refuse: takes the place of a conversation that cannot be written, and the reason.
@@ -404,21 +493,25 @@ class ChatWriter:
         Raises:
             InputError: the template refuses one, or leaves out, repeats or changes a part of it.
         """
-        written = []
+        written: list[tuple[str, list[_Span], bool]] = []
         for each in conversations:
             try:
-                written.append(self._written(each))
+                rows = self._written(each)
             except ValueError as error:
                 if refuse is None:
                     raise
                 refuse(each.place, error)
+            else:
+                written += [(*row, number > 0) for number, row in enumerate(rows)]
         encodings = self._vocabulary.tokenizer.encode_batch(
-            [text for text, _ in written], add_special_tokens=False
+            [text for text, _, _ in written], add_special_tokens=False
         )
-        for (text, answers), encoding in zip(written, encodings, strict=True):
-            yield self._marked(text, answers, encoding)
+        for (text, answers, is_further), encoding in zip(written, encodings, strict=True):
+            yield replace(self._marked(text, answers, encoding), is_further=is_further)
 
-    def _rendered(self, conversation: Conversation, *, asks: bool) -> tuple[str, list[Any]]:
+    def _rendered(
+        self, conversation: Conversation, *, asks: bool = False
+    ) -> tuple[str, list[_Span]]:
         try:
             texts, spans = self._render(
                 conversations=[[self._turn(each) for each in conversation.messages]],
@@ -439,140 +532,138 @@ class ChatWriter:
 
     def _turn(self, message: Message) -> dict[str, Any]:
         """A message as the template takes it."""
+        form = self._form
         turn = {"role": message.role, "content": message.content, **message.more}
+        if form.thoughts and message.thoughts:
+            turn[form.thoughts] = turn.pop(message.thoughts[0])
         if message.calls:
-            empty, as_text = self._form
-            turn["content"] = message.content or empty
+            turn["content"] = message.content or form.empty
             turn["tool_calls"] = calls = [{**call} for call in message.calls]
-            for call in calls if as_text else []:
+            for call in calls if form.as_text else []:
                 arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
                 call["function"] = {**call["function"], "arguments": arguments}
         return turn
 
-    def _names(self, key: str) -> bool:
-        """True if the template has a key of messages, or a role, in it."""
-        return bool(re.search(rf"[.'\"]{re.escape(key)}\b", self._vocabulary.template))
-
-    def _check(self, conversation: Conversation) -> None:
-        """Check that the template writes all messages, calls, thoughts and tools.
-
-        Raises:
-            InputError: it leaves one out.
-        """
-        signs: dict[str, str] = {}
-
-        def sign(what: str) -> str:
-            signs[found := chr(_SIGNS[0] + len(signs))] = what
-            return found
-
-        messages = []
-        for number, message in enumerate(conversation.messages, start=1):
-            place = f"message {number} ({message.role})"
-            if message.role not in _ROLES.values() and not self._names(message.role):
-                raise InputError(
-                    f"{place}: this role is not known here and not in the chat template; rename "
-                    f"it to one of {', '.join(dict.fromkeys(_ROLES.values()))}"
-                )
-            for key in message.more:
-                names = _THOUGHTS if key in _THOUGHTS else (key,)
-                if not any(map(self._names, names)):
-                    if key in _THOUGHTS and message.role == _ANSWER:
-                        raise InputError(_LEFT_OUT.format(f"{key} of {place}"))
-                    self.unused.add(key)
-            calls = [
-                {**each, "function": {**each["function"], "name": sign(f"tool_calls of {place}")}}
-                for each in message.calls
-            ]
-            content = sign(place) if message.content.strip() else ""
-            messages.append(replace(message, content=content, calls=tuple(calls)))
-        if conversation.tools and not re.search(r"\btools\b", self._vocabulary.template):
-            raise InputError(_LEFT_OUT.format("tools"))
-        failure = InputError("")
-        for self._form in _FORMS if any(each.calls for each in messages) else _FORMS[:1]:
-            try:
-                text = self.text(replace(conversation, messages=tuple(messages)))
-            except InputError as error:
-                failure = error
-                continue
-            missing = next((what for each, what in signs.items() if each not in text), "")
-            if not missing:
-                return
-            failure = InputError(_LEFT_OUT.format(missing))
-        raise failure
-
-    def _written(self, conversation: Conversation) -> tuple[str, list[_Span]]:
-        """The text of a conversation, and the begin and end of each answer to learn in it."""
-        self._check(conversation)
-        messages = conversation.messages
-        text, spans = self._rendered(conversation, asks=False)
-        answers = [span for span in spans if text[slice(*span)].strip()]
-        if answers and all(each.is_learned for each in messages):
-            if messages[-1].role == _ANSWER:  # what follows belongs to its turn, marked or not
-                answers[-1] = (answers[-1][0], len(text.rstrip()))
-            return text, answers
-        return text, [
-            self._span(conversation, number, text)
-            for number, each in enumerate(messages)
-            # The first message has nothing before it that could ask.
-            if number and each.role == _ANSWER and each.is_learned
-            if each.content.strip() or each.calls or each.more
-        ]
-
-    def _span(self, conversation: Conversation, number: int, text: str) -> _Span:
-        """Begin and end of an answer in the text of its conversation.
-
-        Raises:
-            InputError: the template leaves the answer out, repeats or changes it, or writes the
-                messages before it in another way once others follow.
-        """
-        messages = conversation.messages
-        earlier, message, later = messages[:number], messages[number], messages[number + 1 :]
-
-        def shown(*messages: Message, asks: bool = False) -> str:
-            return self.text(replace(conversation, messages=messages), asks=asks)
-
-        before, asked = shown(*earlier), shown(*earlier, asks=True)
-
-        # What is around the words of another answer in its place. No text has the mark.
-        mark = next(each for each in map(chr, _SIGNS) if each not in text)
+    def _rest_of_texts(self) -> str:
+        """The end of each text that belongs to no message, asked or not: a request for the next
+        answer, or an end of the text."""
+        said = [Message(role=role, content=_SIGN) for role in ("user", _ANSWER)]
         try:
-            head, *tails = shown(*earlier, Message(role=_ANSWER, content=mark), *later).split(mark)
-        except InputError:  # results want their calls
-            head, tails = "", [mark]
-        if len(tails) != 1:
-            raise InputError(_LEFT_OUT.format(f"message {number + 1} ({_ANSWER})"))
-        has_tail = text.endswith(tails[0])
-        rest = text.removesuffix(tails[0])
+            asked, text = (self.text(Conversation(messages=tuple(said[:num]))) for num in (1, 2))
+        except InputError:
+            return ""
+        # A question ends with its first special token, and so does an answer.
+        names = map(self._vocabulary.tokenizer.id_to_token, self._vocabulary.special)
+        end = re.search("|".join(map(re.escape, names)), asked.rpartition(_SIGN)[2])
+        rest = end.string[end.end() :] if end else ""
+        return rest if rest.strip() and text.endswith(rest) else ""
 
-        begin = _begin(
-            text,
-            before=before,
-            asked=asked,
-            head=head if text.startswith(head) else "",
-            question=earlier[-1].content,
-        )
+    def _written(self, conversation: Conversation) -> list[tuple[str, list[_Span]]]:
+        """Texts of a conversation, and the begin and end of each answer to learn in them. One has
+        all, unless the template writes an earlier answer in another way once others follow: then
+        another text ends with it."""
+        answers = self._checked(conversation)
+        rows: list[tuple[str, list[_Span]]] = [(self.text(conversation), [])]
+        for number in reversed(_learned(conversation)):
+            text, spans = self._answer(conversation, number)
+            message, learned = conversation.messages[number], _cut(text, spans)
+            thoughts = (str(message.more[key]) for key in message.thoughts)
+            for each in (*_MARKS.split(message.content)[::2], *thoughts):
+                words = each.strip()
+                # The template's own words may be the same.
+                if words and learned.count(words) <= answers[number].count(words):
+                    raise InputError(f"the chat template changes an answer ({words[:40]!r})")
+            whole = text[: spans[-1][1]]
+            found = next((own for each, own in rows if each.startswith(whole)), None)
+            if found is None:
+                rows.append((text, found := []))
+            found[:0] = spans
+        rows = [row for row in rows if row[1]] or rows
+        self.counts[_SPLIT] += len(rows) > 1
+        return rows[::-1]
 
-        # The turn ends where the text up to it does, or where that of another answer does.
-        for each in (message, replace(message, more={})):
-            after = shown(*earlier, each)
-            if len(after) > begin and text.startswith(after):
-                end = len(after.rstrip())
-                break
-        else:
-            questions = (each.content.strip() for each in later if each.role != _ANSWER)
-            if not has_tail or not all(each in tails[0] for each in questions):
-                raise InputError(_CHANGES)
-            end = len(rest)
+    def _answer(self, conversation: Conversation, number: int) -> tuple[str, list[_Span]]:
+        """The text that ends with an answer, and the parts of it that are the answer: those that
+        the template marks, else what follows the request for it."""
+        messages = conversation.messages
+        earlier = replace(conversation, messages=messages[:number])
+        text, spans = self._rendered(replace(conversation, messages=messages[: number + 1]))
+        end = len(text.removesuffix(self._rest).rstrip())
+        num_earlier = len(self._rendered(earlier)[1]) if spans else 0
+        if spans := [span for span in spans[num_earlier:] if text[slice(*span)].strip()]:
+            # What follows belongs to its turn, marked or not.
+            begin, marked = spans.pop()
+            return text, [*spans, (begin, max(marked, end))]
 
-        # Its words end where the rest begins, perhaps without the thoughts among them.
-        if has_tail and not message.calls:
-            written, content = rest.rstrip(), message.content.strip()
-            shapes = (content, content.rpartition("</think>")[2].strip())
-            shape = next(filter(written.endswith, shapes), None)
-            if shape is None:
-                raise InputError(f"the chat template changes an answer ({content[:40]!r})")
-            begin = min(begin, len(written) - len(shape))
-        return begin, end
+        asked = self.text(earlier, asks=True)
+        begin = _common(text, asked)
+        if begin < len(asked):
+            # A template may ask with more than it writes before an answer (<think> and <tool_call>
+            # have nothing in common), or begin in another way when it asks.
+            begin = max(text.rfind(each, 0, begin) for each in ">\n]: ") + 1
+            before = self.text(earlier).removesuffix(self._rest)
+            if text.startswith(before):
+                begin = max(begin, len(before))
+        return text, [(min(begin, end), end)]
+
+    def _checked(self, conversation: Conversation) -> Mapping[int, str]:
+        """Choose the first form of a conversation in which the template writes all that it holds;
+        return each answer that is learned, by its number, with signs in place of texts.
+
+        Raises:
+            InputError: there is none.
+        """
+        signed, things = _signed(conversation)
+        for number, role in enumerate((each.role for each in signed.messages), start=1):
+            named = rf"[.'\"]{re.escape(role)}\b"
+            if role not in _ROLES.values() and not re.search(named, self._vocabulary.template):
+                raise InputError(
+                    f"message {number} ({role}): this role is not known here and not in the chat "
+                    f"template; rename it to one of {', '.join(dict.fromkeys(_ROLES.values()))}"
+                )
+        keys = ("", *_THOUGHTS) if any(each.is_thought for each in things) else ("",)
+        forms = _FORMS if any(each.calls for each in signed.messages) else _FORMS[:1]
+        failures: list[InputError] = []
+        for self._form in (form._replace(thoughts=name) for name in keys for form in forms):
+            try:
+                return self._account(signed, things)
+            except InputError as error:
+                failures.append(error)
+        # What is left out tells more.
+        raise max(failures, key=lambda each: "refuses" not in str(each))
+
+    def _account(self, signed: Conversation, things: Sequence[_Thing]) -> dict[int, str]:
+        """Look for each thing of a conversation in what is learned of it.
+
+        Raises:
+            InputError: the template leaves one out of the answer that it belongs to, or of what
+                comes before, or repeats it.
+        """
+        answers: dict[int, str] = {}
+        unseen: set[str] = set()
+        unused: set[str] = set()
+        numbers = _learned(signed)
+        for number in numbers:
+            text, spans = self._answer(signed, number)
+            learned = answers[number] = _cut(text, spans)
+            for thing in things:
+                is_own = thing.number == number
+                if not thing.is_needed and thing.number <= number:
+                    unused.update({thing.name} if thing.sign not in text else ())
+                elif thing.number > number or (thing.sign in text and not is_own):
+                    if thing.sign in learned:
+                        raise InputError(_CHANGES)
+                elif is_own and text.count(thing.sign) == learned.count(thing.sign) == 1:
+                    continue
+                elif thing.is_thought and not is_own:
+                    # Templates take them out; those that are learned end a text.
+                    unseen.update({thing.sign} if thing.number not in numbers else ())
+                else:
+                    of = f" of message {thing.number + 1} ({signed.messages[thing.number].role})"
+                    raise InputError(_LEFT_OUT.format(thing.name + of * (thing.number >= 0)))
+        self.counts[_UNSEEN] += len(unseen)
+        self.unused |= unused
+        return answers
 
     def _marked(self, text: str, answers: Sequence[_Span], encoding: Any) -> Encoded:
         """Tokens, those of the answers marked."""
@@ -581,7 +672,7 @@ class ChatWriter:
         ends = [end for _, end in encoding.offsets]
         special = self._vocabulary.special
         learned = [False] * len(ids)
-        stops: set[int] = set()
+        stop = None
         at = 0
         is_ended = True
         for begin, end in answers:
@@ -595,16 +686,15 @@ class ChatWriter:
                     stop = at if ids[at] in special else None
                 at += 1
             if stop is None:
-                # The template's token for it, or that with which the next turn begins.
-                later = (at for at in range(at, len(ids)) if ids[at] in special)
-                stop = next(later, None)
+                # The token with which the next turn begins.
+                stop = next((at for at in range(at, len(ids)) if ids[at] in special), None)
                 if stop is not None and text[end : begins[stop]].strip():
                     stop = None
             is_ended = stop is not None or bool(text[end:].strip())
             if stop is not None:
                 learned[stop] = True
-                stops.add(ids[stop])
         if not is_ended:  # the model would never stop
+            stop = at
             ids[at:], learned[at:] = [self._vocabulary.end_of_text], [True]
-            stops.add(self._vocabulary.end_of_text)
+        stops = {ids[stop]} if stop is not None else ()
         return Encoded(ids=ids, learned=learned, stops=frozenset(stops))

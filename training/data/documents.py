@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar, cast
+from typing import IO, Any, Final, TypeVar
 
 from contract.errors import InputError
 from contract.text import byte_size, counted, listed
@@ -27,11 +27,16 @@ from training.data import PYTHON_HELP, catalog, hub_text, sources
 from training.data.conversations import CHECKED, Conversation, columns_of, content_of
 from training.data.download import Report
 
+#: A folder is read for the first of these groups that it has: a .txt, .csv or .json beside other
+#: files often just describes them.
+_TIERS: Final = (
+    (".jsonl", ".jsonl.gz", ".parquet"),
+    (".txt", ".txt.gz"),
+    (".csv", ".csv.gz"),
+    (".json", ".json.gz"),
+)
 #: Endings of the files that are text.
-KINDS: Final = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".parquet")
-#: A folder is read for the first of these groups that it has: a .csv or .json beside other files
-#: often just describes them.
-_TIERS: Final = (KINDS, (".csv", ".csv.gz"), (".json", ".json.gz"))
+KINDS: Final = (*_TIERS[0], *_TIERS[1])
 _ALL_KINDS: Final = tuple(kind for tier in _TIERS for kind in tier)
 #: Tables that would be taken for text where they are given by name.
 _UNREAD: Final = ("tsv", "xls", "xlsx", "arrow", "feather", "orc", "avro")
@@ -48,12 +53,11 @@ _BATCH_ROWS: Final = 1024
 #: Characters of a .json file, which is in memory as a whole.
 _MAX_JSON: Final = 4 * MAX_CHARACTERS
 
-MIXED: Final = (
-    "some lines or rows hold text, and others conversations: give --data only one of the two kinds"
+#: Words for splits in names of files and folders, between any separators, as the Hugging Face
+#: library ``datasets`` has them (data_files.py, SPLIT_KEYWORDS).
+_SPLIT: Final = re.compile(
+    r"(?<![a-z])(train(?:ing)?|validation|valid|dev|val|test(?:ing)?|eval(?:uation)?)(?![a-z])"
 )
-_TRAIN: Final = "train"
-#: Names of splits.
-_SPLIT: Final = re.compile(r"(train|test|validation|valid|val|dev|eval)(?=[^a-z]|$)")
 #: Rows that cannot be used and are shown; all are counted.
 _SHOWN: Final = 5
 
@@ -82,12 +86,30 @@ class Rows:
     """Names of columns."""
     files: list[str] = field(default_factory=list)
     """Names of files that are not read."""
+    kinds: dict[bool, str] = field(default_factory=dict)
+    """A file with text (True), and one with conversations."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Numbers for other notes, by their words."""
 
     def refuse(self, place: str, error: ValueError) -> None:
         """Take note of a row that cannot be used."""
         self.num_bad += 1
         if len(self.bad) < _SHOWN:
             self.bad.append(f"{place}: {error}")
+
+    def check_kind(self, is_text: bool, file: str) -> None:
+        """Take note of a file that holds text, or conversations.
+
+        Raises:
+            InputError: another one holds the other.
+        """
+        self.kinds.setdefault(is_text, file)
+        if len(self.kinds) > 1:
+            text, chats = self.kinds[True], self.kinds[False]
+            raise InputError(
+                "some lines or rows hold text, and others conversations: give --data only one of "
+                f"the two kinds ({text} has text, {chats} conversations)"
+            )
 
     @property
     def is_refused(self) -> bool:
@@ -116,7 +138,7 @@ class Rows:
         for what, names in (("columns", self.unused), ("files", self.files)):
             if names:
                 notes.append(f"{what} that are not used: {listed(sorted(names), most=8)}")
-        return notes
+        return notes + [f"{what}: {num:,}" for what, num in sorted(self.counts.items()) if num]
 
 
 def text_files(
@@ -137,13 +159,9 @@ def text_files(
     if catalog.find(source):
         return sources.local_files(source, (), report=report)
     if source.startswith(hub_text.PREFIX):
-        files = hub_text.fetch(source, KINDS)
-        if not files:
-            raise InputError(f"{source} holds no text: files must end in {', '.join(KINDS)}")
-        return files
+        found = [*map(str, hub_text.fetch(source, KINDS))]
+        return [Path(each) for each in _texts_of(found, source, unread)]
     path = Path(source).expanduser()
-    if kind_of(source) in _UNREAD and not path.is_dir():
-        raise InputError(f"text {source} is a table of another kind: write it as .parquet")
     if sources.is_remote(source):
         if _is(source, _ALL_KINDS) or not storage.is_s3(source):
             place, _, name = source.rpartition("/")
@@ -154,9 +172,9 @@ def text_files(
     if not path.is_dir():
         raise InputError(f"text {source} does not exist: give a file, a folder or an address")
     # Some programs write a folder of parts that is named like a file.
-    found = sorted(each for each in path.rglob("*") if each.is_file())
+    there = sorted(each for each in path.rglob("*") if each.is_file())
     # Hidden files are copies that editors and Jupyter keep.
-    shown = [str(each) for each in found if "/." not in f"/{each.relative_to(path)}"]
+    shown = [str(each) for each in there if "/." not in f"/{each.relative_to(path)}"]
     return [Path(each) for each in _texts_of(shown, source, unread)]
 
 
@@ -171,7 +189,7 @@ def _texts_of(names: Sequence[str], source: str, unread: list[str] | None) -> li
         if not found:
             continue
         tables = [each.rpartition("/")[2] for each in names if kind_of(each) in _UNREAD]
-        if tables and kinds != KINDS:
+        if tables and not {*kinds} <= {*KINDS}:
             raise InputError(
                 f"{source} holds {listed(tables)}, a table of another kind beside its description: "
                 "write it as .parquet (Dataset.to_parquet)"
@@ -188,13 +206,12 @@ def _trained(names: Sequence[str]) -> list[str]:
     """The names without those of splits for evaluation, where others are for training: as the
     Hugging Face Hub names files and folders."""
     inside = len(os.path.commonprefix([each.split("/")[:-1] for each in names]))  # noqa: RUF071
-    splits = [
-        {found[0] for part in each.split("/")[inside:] if (found := _SPLIT.match(part.lower()))}
-        for each in names
-    ]
-    if not any(_TRAIN in each for each in splits):
+    splits = [_SPLIT.findall("/".join(each.split("/")[inside:]).lower()) for each in names]
+    is_trained = [all(word.startswith("train") for word in each) for each in splits]
+    # A name of both kinds, such as train_test_split, is none for evaluation.
+    if not any(each and own for each, own in zip(splits, is_trained, strict=True)):
         return [*names]
-    return [name for name, each in zip(names, splits, strict=True) if each <= {_TRAIN}]
+    return [name for name, own in zip(names, is_trained, strict=True) if own]
 
 
 def _is(name: str, kinds: tuple[str, ...]) -> bool:
@@ -262,6 +279,7 @@ def documents(files: Sequence[Path], rows: Rows, report: Report | None) -> Itera
                 for number, (place, row) in enumerate(_rows_of(raw, file, rows, stack)):
                     rows.num += 1
                     if content := _content(row, rows, f"{file}, {place}"):
+                        rows.check_kind(isinstance(content, str), str(file))
                         yield content
                     # Of a table too: who hears nothing for an hour ends this process.
                     if report and not (is_table and number % _BATCH_ROWS):
@@ -284,11 +302,18 @@ def _rows_of(
     kind, name = kind_of(file.name), str(file)
     if kind == "parquet":
         return _of_parquet(raw, name, rows)
-    is_packed = file.name.partition("?")[0].lower().endswith(".gz")
-    content = stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw
-    # Some programs put a byte-order mark before rows.
-    encoding = "utf-8-sig" if kind in _ROWS else "utf-8"
-    text = stack.enter_context(io.TextIOWrapper(cast("IO[bytes]", content), encoding))
+    plain = file.name.partition("?")[0].lower()
+    is_packed = plain.endswith(".gz")
+    content: Any = stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw
+    # A name without a suffix is that of a text, unless it looks like rows.
+    is_named = "." in plain.removesuffix(".gz")
+    if kind not in (*_ROWS, "txt") and (is_named or content.peek(64).lstrip()[:1] in (b"{", b"[")):
+        raise InputError(
+            f"{file} is of a kind that is not known: name it by what it holds, with one of "
+            f"{', '.join(_ALL_KINDS)} at its end"
+        )
+    # Some programs begin with a byte-order mark.
+    text = stack.enter_context(io.TextIOWrapper(content, "utf-8-sig"))
     match kind:
         case "jsonl":
             return _of_json_lines(_lines(text), name)

@@ -25,7 +25,7 @@ from contract.text import counted
 from store import cache, storage
 from training.data import vocabulary
 from training.data.conversations import ChatWriter, Conversation, Encoded, parse_columns
-from training.data.documents import MIXED, Rows, batches, documents, text_files
+from training.data.documents import Rows, batches, documents, text_files
 from training.data.download import Report
 from training.data.vocabulary import Vocabulary
 from training.record import fields
@@ -40,7 +40,7 @@ _STARTS: Final = ".starts"
 #: Version of the files and of the tokenization: part of each key.
 _FORMAT: Final = 3
 #: The same of conversations only.
-_CHAT_FORMAT: Final = 2
+_CHAT_FORMAT: Final = 3
 _DTYPES: Final = ("uint16", "uint32")
 
 Tokens = npt.NDArray[np.int64]
@@ -286,6 +286,7 @@ def build(
     # Every N-th row of the contents is held out, or all of the validation set.
     of_contents = held_out_every if validation is None else math.inf
     number = num_left_out = 0
+    is_held_out = False
     stops: set[int] = set()
     with storage.staged_folder(str(folder)) as part:
         with ExitStack() as stack:
@@ -301,10 +302,11 @@ def build(
                         if is_chat and not any(row.learned):
                             num_left_out += 1
                             continue
-                        is_held_out = number % every == every - 1
+                        if not row.is_further:
+                            is_held_out = number % every == every - 1
+                            number += 1
                         (held_out if is_held_out else train).add(row.ids, row.learned)
                         stops |= row.stops
-                        number += 1
         rows.check()
         if not train.num_rows or not held_out.num_rows:
             found = counted(number, "conversation" if is_chat else "document")
@@ -366,8 +368,6 @@ def _texts(words: Vocabulary) -> _Encode:
     """Tokens of documents, with what the tokenizer puts before each, and the end of text."""
 
     def encode(batch: Sequence[str | Conversation]) -> Iterator[Encoded]:
-        if not all(isinstance(each, str) for each in batch):
-            raise InputError(MIXED)
         for encoding in words.tokenizer.encode_batch([*batch]):
             ids = [*encoding.ids]
             if ids[-1:] != [words.end_of_text]:
@@ -381,11 +381,10 @@ def _chats(writer: ChatWriter, rows: Rows) -> _Encode:
     """Tokens of conversations."""
 
     def encode(batch: Sequence[str | Conversation]) -> Iterator[Encoded]:
-        chats = [each for each in batch if not isinstance(each, str)]
-        if len(chats) < len(batch):
-            raise InputError(MIXED)
+        chats = (each for each in batch if not isinstance(each, str))
         yield from writer.encode(chats, rows.refuse)
         rows.unused |= {f"{key} of a message" for key in writer.unused}
+        rows.counts = writer.counts
 
     return encode
 

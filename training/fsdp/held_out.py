@@ -68,6 +68,6 @@ class HeldOut:
             # Compiled for fewer sequences, the blocks would be compiled for any number of them.
             is_whole = len(batch.tokens) == self._at_once
             with torch.compiler.set_stance("default" if is_whole else "force_eager"):
-                loss = trained(*on_device(batch, worker.device))
+                loss = trained(*on_device(batch, worker.device), plain=True)
             total += loss.double() * batch.num_labels
         return total

@@ -53,7 +53,16 @@ def build(config: FsdpConfig, store: TokenStore) -> tuple[nn.Module, Any, list[s
             f"--seq-len is {config.seq_len}, model {config.model} has {longest} positions: use at "
             f"most {longest}"
         )
+    short = language_models.short_length(model_config)
+    if 0 < short < config.seq_len and (store.info.is_chat or config.isolate_documents):
+        kind = model_config.rope_parameters.get("rope_type")
+        raise InputError(
+            f"--seq-len is {config.seq_len}, and model {config.model} ({kind} rope) computes all "
+            f"documents of a pass in another way once one is longer than {short}: use at most "
+            f"{short}, or text without --isolate-documents"
+        )
     model, note = _built(config, model_config)
+    notes += language_models.of_the_loss(model)
     return model, model_config, [*notes, *filter(None, [note])]
 
 

@@ -30,7 +30,7 @@ from training.data.rows import TokenStore
 from training.fsdp import estimate, inputs
 from training.fsdp.held_out import HeldOut
 from training.fsdp.model import build, describe, fill
-from training.fsdp.passes import ahead
+from training.fsdp.passes import ahead, on_device
 from training.fsdp.settings import FsdpConfig
 from training.loop import metrics, optimizers
 from training.loop.worker import Worker, displayed, uses_bf16
@@ -90,13 +90,15 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     model_weights.allocate(model, device)
     notes += fill(model, config)
     worker.emit(*(Warned(message=each) for each in notes))
+    is_exact = not (use_bf16 or on_gpu)
     # Compiled for its few tokens first, the blocks would be compiled for any length afterwards.
     with torch.compiler.set_stance("force_eager"):
         agreement.check(
             trained,
             device=device,
             isolates=feed.isolates,
-            is_exact=not (use_bf16 or on_gpu),
+            is_exact=is_exact,
+            longest=config.seq_len,
         )
     language_models.reshard(trained)
 
@@ -134,6 +136,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     position = saver.resume(from_scratch=config.from_scratch)
     check_longer(config, saver.recorded, position, feed.steps_per_epoch)
     start_step = position.step
+    _check_first(trained, feed, device, step=start_step, is_exact=is_exact)
 
     def sample() -> None:
         _sample(trained, store, config, worker, step=position.step)
@@ -219,6 +222,18 @@ def _keeps_whole(worker: Worker, model_config: Any, config: FsdpConfig) -> bool:
     if tight:
         worker.emit(Warned(message=tight))
     return all(checkpoints.on_all_ranks(lambda: has_room))
+
+
+def _check_first(
+    trained: WithLoss, feed: Feed, device: torch.device, *, step: int, is_exact: bool
+) -> None:
+    """Compare documents of a new run's first batch with each alone, on all ranks the same."""
+    if step:
+        return
+    with torch.compiler.set_stance("force_eager"):
+        first = feed.train.batch(feed.sequences(0)[:2])
+        agreement.check_documents(trained, on_device(first, device), is_exact=is_exact)
+    language_models.reshard(trained)
 
 
 def _feed(store: TokenStore, config: FsdpConfig) -> Feed:

@@ -1,5 +1,7 @@
 """Optimizers, and the parameters that they decay."""
 
+import re
+
 import torch
 from torch import nn
 from torch.optim.optimizer import ParamsT
@@ -9,6 +11,9 @@ from training.system import devices
 
 # Of GPT-3 (arXiv 2005.14165, appendix B) and most since: a shorter memory of squared gradients.
 _BETAS = (0.9, 0.95)
+# Besides vectors: biases of fused experts, and what a state-space layer's authors exclude. The
+# first two are what transformers goes by.
+_KEPT = re.compile("bias|norm|A_log")
 
 
 def build(
@@ -45,13 +50,17 @@ def build(
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> ParamsT:
-    """Trainable parameters in two groups for an optimizer: weight decay applies to matrices, not to
-    biases and normalization."""
-    parameters = [each for each in model.parameters() if each.requires_grad]
-    kinds = {each.dtype for each in parameters}
+    """Trainable parameters in two groups for an optimizer: weight decay applies to what multiplies,
+    not to biases, normalization and the time constants of state-space layers."""
+    parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    kinds = {each.dtype for each in parameters.values()}
     assert kinds <= {torch.float32}, f"the optimizer would update weights in {kinds}"
+    kept = {name for name, each in parameters.items() if each.ndim < 2 or _KEPT.search(name)}
     groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        {
+            "params": [each for name, each in parameters.items() if (name in kept) == is_kept],
+            "weight_decay": 0.0 if is_kept else weight_decay,
+        }
+        for is_kept in (False, True)
     ]
     return [group for group in groups if group["params"]]

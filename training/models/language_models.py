@@ -26,13 +26,19 @@ from torch.distributed.fsdp import (
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from contract.errors import InputError
-from training.loop.losses import Bend, linear_cross_entropy
+from training.loop.losses import IGNORE, Bend, linear_cross_entropy
 from training.models.estimates import logit_tokens
 from training.models.nf4 import PackedLinear, num_weights
 from training.system import devices
 
 #: What the name of each weight of an expert has in it, in transformers.
 _EXPERTS: Final = ".experts."
+#: Keys of ``config.json`` for terms of the loss that transformers does not compute.
+_OF_OTHER_LOSSES: Final = (
+    *("aux_loss_alpha", "aux_loss_coef", "moe_loss_weight", "router_z_loss_coef"),
+    *("z_loss_coefficient", "z_loss_coef", "z_loss_weight", "label_smoothing"),
+    *("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers"),
+)
 _aten: Final = torch.ops.aten
 # What selective recomputation keeps: all that takes more than a pass over memory.
 _KEPT: Final = (
@@ -75,6 +81,7 @@ class WithLoss(nn.Module):
         *,
         last: Tensor | None = None,
         divisor: float = 0.0,
+        plain: bool = False,
     ) -> Tensor:
         """Mean loss, in nats per token, of predicting each token from those before it.
 
@@ -89,23 +96,35 @@ class WithLoss(nn.Module):
                 of the token after it instead, ``[num_sequences, vocab]`` in fp32; ``tokens`` are
                 then only inputs.
             divisor: divide the summed loss by this instead (0: the mean).
+            plain: leave out what the router of a mixture adds to the loss.
 
         Raises:
             InputError: this kind of model computes its logits in a way that is not known here.
         """
-        hidden, bend, _ = self._run(tokens[:, :-1] if last is None else tokens, positions)
+        hidden, bend, found = self._run(tokens[:, :-1] if last is None else tokens, positions)
         if last is not None:
             rows = torch.arange(len(hidden), device=hidden.device)
             head = self._head()
             bias = None if head.bias is None else head.bias.to(hidden.dtype)
             return bend(F.linear(hidden[rows, last], head.weight.to(hidden.dtype), bias).float())
-        return self._loss(hidden, bend, tokens[:, 1:] if labels is None else labels, divisor)
+        labels = tokens[:, 1:] if labels is None else labels
+        loss = self._loss(hidden, bend, labels, divisor)
+        extra = getattr(found, "aux_loss", None)
+        if plain or not isinstance(extra, Tensor):
+            return loss
+        # Of this pass, as in transformers; the passes of a step count by their labels.
+        share = (labels != IGNORE).sum() / divisor if divisor else 1.0
+        return loss + extra.to(loss) * share * router_coefficient(self.model)
+
+    def features(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Input of the output embedding, ``[num_sequences, seq_len, width]``."""
+        return self._run(tokens, positions)[0].float()
 
     def compare(self, tokens: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The loss as ``forward`` has it, and the logits that the model itself computes in the same
         pass, ``[num_sequences, seq_len, vocab]`` in fp32. They are stored: for a few tokens."""
-        hidden, bend, logits = self._run(tokens[:, :-1], positions, with_logits=True)
-        return self._loss(hidden, bend, tokens[:, 1:]), logits
+        hidden, bend, found = self._run(tokens[:, :-1], positions, with_logits=True)
+        return self._loss(hidden, bend, tokens[:, 1:]), found.logits[:, :-1].float()
 
     def _loss(self, hidden: Tensor, bend: Bend, labels: Tensor, divisor: float = 0.0) -> Tensor:
         head, flat = self._head(), hidden.flatten(0, 1)
@@ -130,9 +149,9 @@ class WithLoss(nn.Module):
 
     def _run(
         self, inputs: Tensor, positions: Tensor | None, *, with_logits: bool = False
-    ) -> tuple[Tensor, Bend, Tensor]:
-        """Input of the output embedding, the ``Bend`` that turns its products into logits, and the
-        logits."""
+    ) -> tuple[Tensor, Bend, Any]:
+        """Input of the output embedding, the ``Bend`` that turns its products into logits, and what
+        the model returned, whose last logits are those of a probe."""
         head = self._head()
         own = head.forward
         captured: list[Tensor] = []
@@ -149,9 +168,10 @@ class WithLoss(nn.Module):
         arguments = {} if positions is None else {"position_ids": positions}
         try:
             with self._arithmetic(inputs.device), _packing_known(positions is not None):
-                logits: Tensor = self.model(input_ids=inputs, **arguments).logits
+                returned = self.model(input_ids=inputs, **arguments)
         finally:
             head.forward = own
+        logits: Tensor = returned.logits
         if self._bend is None:
             found = None
             if len(captured) == 1 and logits.shape[-1] == probe.shape[-1]:
@@ -163,7 +183,7 @@ class WithLoss(nn.Module):
                 )
             self._bend = found
         hidden = captured[0] if self.autocast is None else captured[0].to(self.autocast)
-        return hidden, self._bend, logits[:, :-1].float()
+        return hidden, self._bend, returned
 
     def _arithmetic(self, device: torch.device) -> AbstractContextManager[object]:
         if self.autocast is None:
@@ -255,9 +275,12 @@ def matrices(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def state_space_layers(model: nn.Module) -> set[str]:
     """Names, within the blocks, of the layers of a state-space model, such as Mamba. They read some
-    of their weights instead of calling the matrices."""
-    names = (name.rpartition(".") for name, _ in blocks(model).named_modules())
-    return {parent for parent, _, last in names if last == "conv1d"}
+    of their weights instead of calling the matrices; linear attention calls them, and has no D."""
+    return {
+        name
+        for name, layer in blocks(model).named_modules()
+        if hasattr(layer, "conv1d") and hasattr(layer, "D")
+    }
 
 
 def num_parameters(model: nn.Module) -> int:
@@ -305,6 +328,38 @@ def num_experts(config: Any) -> int:
     """Experts of a block; 0 without any."""
     names = ("num_local_experts", "num_experts", "n_routed_experts")
     return next((int(each) for name in names if (each := getattr(config, name, None))), 0)
+
+
+def router_coefficient(model: Any) -> float:
+    """Weight of what the router of a mixture adds to the loss; 0 where ``config.json`` leaves it
+    out, as transformers does."""
+    if not getattr(model.config, "output_router_logits", False):
+        return 0.0
+    return float(getattr(model, "router_aux_loss_coef", 0.0))
+
+
+def of_the_loss(model: Any) -> list[str]:
+    """Sentences on the keys of a model's ``config.json`` that change its loss."""
+    notes = []
+    if weight := router_coefficient(model):
+        notes.append(
+            f"the loss has {weight:g} times the router's load-balancing term, as config.json wants "
+            "(output_router_logits): it is that of a pass, and depends on --microbatch"
+        )
+    if unused := [key for key in _OF_OTHER_LOSSES if getattr(model.config, key, None)]:
+        notes.append(
+            f"keys of config.json that add to the loss elsewhere, and not here: {', '.join(unused)}"
+        )
+    return notes
+
+
+def short_length(config: Any) -> int:
+    """Length beyond which one document changes the rope of all documents of a pass (LongRoPE and
+    dynamic NTK, of which transformers computes one for a pass); 0 without such a border."""
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    border = {"longrope": "original_max_position_embeddings", "dynamic": "max_position_embeddings"}
+    key = border.get(rope.get("rope_type", ""), "")
+    return int(rope.get(key) or getattr(config, key, 0) or 0)
 
 
 def compile_parts(trained: WithLoss) -> str:
@@ -387,7 +442,8 @@ def shard(
         fully_shard(last, **settings, reshard_after_forward=False)
         stack[-1].set_modules_to_forward_prefetch([last])
     fully_shard(trained, **settings)  # last: takes what the others left over
-    register_fsdp_forward_method(trained, "compare")
+    for method in ("compare", "features"):
+        register_fsdp_forward_method(trained, method)
 
 
 def _in_bf16(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:

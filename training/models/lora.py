@@ -27,6 +27,7 @@ _MARKS: Final = (".lora_A.", ".lora_B.")
 _ROUTER: Final = "chooses experts"
 _STATE: Final = "is read by its state-space layer, which would not train adapters"
 _MORE: Final = "does more than a product, to which those of adapters could be added"
+_EXPERTS: Final = "experts."
 #: Names of the layer that chooses the experts of a token, beside "router".
 _GATES: Final = frozenset({"gate", "wg"})
 #: Matrices of state-space layers that these, or their CUDA kernels, read and do not call; peft
@@ -80,7 +81,7 @@ def add(
         ) from None
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
-    return _left_out(reasons) if targets == ALL else ""
+    return _left_out(reasons | _no_matrices(model)) if targets == ALL else ""
 
 
 def reasons_against(model: nn.Module) -> dict[str, str]:
@@ -98,6 +99,20 @@ def reasons_against(model: nn.Module) -> dict[str, str]:
         elif _is_router(model, name, layer):
             found[name] = _ROUTER
     return found
+
+
+def _no_matrices(model: nn.Module) -> dict[str, str]:
+    """Reason against adapters beside each weight of the blocks that is no matrix of its own."""
+    inside = tuple(f"{name}." for name, _ in language_models.matrices(model))
+    others = {
+        name.removesuffix(".weight"): parameter
+        for name, parameter in language_models.blocks(model).named_parameters()
+        if parameter.ndim > 1 and not name.startswith(inside)
+    }
+    size = sum(each.numel() for name, each in others.items() if _EXPERTS in name)
+    fused = f"fused experts, {size / language_models.num_parameters(model):.0%} of the weights"
+    reasons = ((_EXPERTS, fused), ("router", _ROUTER), ("gate", _ROUTER), ("", "no matrix"))
+    return {name: next(why for part, why in reasons if part in name) for name in others}
 
 
 def _is_router(model: Any, name: str, layer: Any) -> bool:

@@ -10,6 +10,7 @@ import hashlib
 import re
 import textwrap
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
@@ -94,9 +95,9 @@ def config_of(values: Mapping[str, object], *, model: str = "") -> Any:
     """
     from transformers import AutoConfig, PreTrainedConfig
 
-    # JSON has no infinity; transformers writes it in a way of its own.
+    # JSON has no infinity; transformers writes it in a way of its own. It changes what it is given.
     decode: Any = PreTrainedConfig._decode_special_floats
-    rest: dict[str, Any] = decode(dict(values))
+    rest: dict[str, Any] = decode(deepcopy(dict(values)))
     kind = rest.pop("model_type", None)
     try:
         config: Any = AutoConfig.for_model(kind, **rest)
@@ -112,6 +113,20 @@ def config_of(values: Mapping[str, object], *, model: str = "") -> Any:
         raise InputError(
             f"model {model} is of type {kind!r}, which reads more than text: give a model of text"
         )
+    # What transformers 5 has renamed or put into ``rope_parameters``, under the names that version
+    # 4 and other programs read. They take other values without a word.
+    known = config.to_dict()
+    older = {old: known[new] for old, new in config.attribute_map.items() if new in known}
+    rope = dict(known.get("rope_parameters") or {})
+    if sliding := rope.get("sliding_attention"):
+        older["rope_local_base_freq"] = sliding["rope_theta"]
+        rope = dict(rope["full_attention"])
+    older |= {key: rope.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    if rope and (scaled := rope.get("rope_type")) != "proportional":  # version 4 has none
+        older["rope_scaling"] = rope if scaled not in (None, "default") else None
+    for key, value in {**older, **values}.items():
+        if key not in known and ("rope" in key or "rotary" in key or key in older):
+            config.__dict__[key] = value  # only to be written: as attributes, some change others
     return config
 
 

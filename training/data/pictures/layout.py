@@ -400,11 +400,12 @@ def _classified(
                 objects = {each.decode() for each in _OBJECT.findall(content(annotation))}
                 class_name = ", ".join(sorted(objects))
         if class_name not in classes:
+            lacks = f" (train/ has no folder {folder!r})" if (folder := _folder(item)) else ""
             raise InputError(
-                f"the class of {'/'.join(item.parts)} is not known: put it into a folder that is "
-                "named like one in train/, or the list of the validation pictures beside train/ "
-                f"and val/ ({', '.join(_LISTS)}: a line for each, its name and its class), or "
-                f"its annotation in XML into val/, or ImageNet's {_KIT} beside them"
+                f"the class of {'/'.join(item.parts)} is not known{lacks}: put it into a folder "
+                "that is named like one in train/, or the list of the validation pictures beside "
+                f"train/ and val/ ({', '.join(_LISTS)}: a line for each, its name and its class), "
+                f"or its annotation in XML into val/, or ImageNet's {_KIT} beside them"
                 if not class_name
                 else f"the class of {'/'.join(item.parts)}, {class_name}, has no training pictures"
             )
