@@ -150,7 +150,7 @@ def test_a_package_of_the_image_that_the_list_breaks_is_renewed(
     write_wheel(tmp_path, name="huggingface_hub", version="1.3.7")
     if fits:
         older = {"name": "transformers", "version": "5.0.0", "requires": "huggingface_hub<1.4"}
-        write_wheel(tmp_path, **older)  # type: ignore[arg-type]
+        write_wheel(tmp_path, **older)
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     code = folder_with(tmp_path / "code", requirements__txt="huggingface_hub==1.3.7\n")
     renewed = ["transformers.py"] if fits else []
