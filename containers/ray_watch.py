@@ -22,6 +22,7 @@ import psutil
 
 from containers.demand import ANSWER_S, read
 from containers.host import machine
+from containers.program.start import shell
 from containers.program.start.code import WATCHED
 from containers.program.watch import signs as watch
 from containers.ray_head import JobConfig, RayHead
@@ -66,7 +67,7 @@ def report(client: Any, node: str, **others: int) -> None:
     for asked in _get(client, "train look").values():
         if not _get(client, answer := f"{asked} {node}"):
             _put(client, answer, watch.look(pids, WATCHED, node=node, is_last=asked[1]))
-    others["is_served"] = is_served(pids)
+    others["is_served"] = is_served(pids) or shell.is_open()
     found = watch.signs(pids, WATCHED, idle=_IDLE * len(pids), **others)
     _put(client, f"train signs {node}", found)
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from containers.host import machine
 from contract import faults
 from contract.errors import InputError
 from contract.nodes import ENV_ERRORS, ENV_WATCH
@@ -21,6 +22,13 @@ from contract.nodes import ENV_ERRORS, ENV_WATCH
 PLACE: Final = Path(tempfile.gettempdir()) / "train-shell.json"
 #: What runs in a shell neither counts as the program's steps nor explains its end.
 _NOT_ITS_OWN: Final = (ENV_ERRORS, ENV_WATCH)
+#: Variable of a shell and of what is run there, while which no program is ended for its silence.
+_MARK: Final = ("TRAIN_SHELL", "1")
+
+
+def is_open() -> bool:
+    """True while a person has a shell on this node; ECS ends one that is idle for 20 minutes."""
+    return bool(machine.marked(*_MARK))
 
 
 def note(folder: Path, environment: Mapping[str, str], *, place: Path = PLACE) -> None:
@@ -42,6 +50,7 @@ def main(words: Sequence[str], *, place: Path = PLACE) -> int:
         os.environ.update(variables)
     except (OSError, ValueError):
         print("no program of the job has begun on this node", file=sys.stderr)
+    os.environ.update([_MARK])
     try:
         os.execvp(words[0], words)
     except OSError as error:

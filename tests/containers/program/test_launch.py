@@ -235,6 +235,8 @@ def test_a_shell_is_in_the_place_of_the_program_also_after_its_end(
     else:
         assert "no program of the job has begun" in found.stderr
         assert found.returncode == 0
+    ask = "from containers.program.start import shell; print(shell.is_open())"
+    assert opened("sh", "-c", f"{sys.executable} -c '{ask}'; true").stdout == "True\n"
     found = opened("no-such")
     assert (found.returncode, "error: no-such cannot be run" in found.stderr) == (2, True)
 
