@@ -52,6 +52,14 @@ def test_launch_lines_of_other_systems_are_refused_here_or_left_to_the_head(
         ("python main.py name=${model}", {}, "model"),
         ("python main.py $DATA", {"main_py": "import os\nos.path.expandvars('x')"}, "DATA"),
         ("bash run.sh", {"run_sh": "if true; then\npython main.py $SM_MODEL_DIR\nfi"}, "SM_MODEL"),
+        # A test may do without a value, and so may a name; a script has names of its own.
+        (
+            "bash run.sh",
+            {"run_sh": '[ -n "$SLURM_NNODES" ] && module load x\ntorchrun main.py'},
+            "SLURM_NNODES",
+        ),
+        ("bash run.sh", {"run_sh": "torchrun main.py run-$SLURM_JOB_ID"}, "SLURM_JOB_ID"),
+        ("bash run.sh", {"run_sh": "app_id=$(date)\npython main.py $app_id"}, ""),
         ("sleep infinity", {}, "hang-minutes"),
         # Programs: of the images, of the folder, or perhaps of its packages.
         ("nvidia-smi", {}, ""),

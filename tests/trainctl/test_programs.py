@@ -242,6 +242,7 @@ OF_SETTINGS = {"settings.py": "class A:\n    max_hours: int\n"}
         (DIST, IN_GIT, f"{RUN} --config real.yaml --config-name base.toml --dir inner", []),
         (DIST, IN_GIT, f"{RUN} --output_dir outputs --log data --metrics-out m.json", []),
         (DIST, IN_GIT, "sh -c 'python train.py > log.json'", []),
+        (DIST, {}, RUN + " --prompt " + "\u8bf7" * 200, []),  # longer than a file's name can be
         (DIST, IN_GIT, RUN + ' https://host/x.json s3://bucket/y.yaml *.json key=1 {"a":1}', []),
     ],
 )

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -210,8 +210,13 @@ def test_each_published_format_is_read_whole_or_refused_by_name(each: chats.Form
 NOT_LEARNED = ("weight", "train", "trainable", "train_on_turn")
 
 
-@pytest.mark.parametrize("value", [False, 0, "0", "false", 0.0])
-@pytest.mark.parametrize("name", ["label", *NOT_LEARNED, "mask", "loss_mask", "kto_tag"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *product(["label", *NOT_LEARNED, "mask", "loss_mask", "kto_tag"], [False, "false"]),
+        *product([*NOT_LEARNED, "mask", "loss_mask", "kto_tag"], [0, "0", 0.0]),
+    ],
+)
 def test_what_other_trainers_do_not_learn_is_not_learned(
     name: str, value: object, tokenizer: Path
 ) -> None:
@@ -227,7 +232,10 @@ def test_what_other_trainers_do_not_learn_is_not_learned(
         assert learned(tokenizer, marked)[1] == ["So.<|im_end|>"]
         with pytest.raises(ValueError, match=rf"its {name} is 0\.5: it can be 0 or 1"):
             conversation([first, {**answer, name: 0.5}])
-    elif name != "label":
+    elif name == "label":
+        # Numbers are classes: a mark of TRL's is true or false.
+        assert isinstance(content_of({**row, name: 0}, "text"), Conversation)
+    else:
         with pytest.raises(ValueError, match=f"{name} is not known here"):
             conversation(marked)
 
@@ -301,6 +309,15 @@ def test_calls_and_thoughts_are_learned_in_the_form_that_the_template_takes(
     assert '"parameters"' in text.partition("<|im_end|>")[0]
     messages = [{**each, "weight": number // 2} for number, each in enumerate(CALLED["messages"])]
     assert learned(tmp_path / "t", messages, tools=CALLED["tools"])[1] == found[1:]
+
+
+def test_null_as_json_is_nothing() -> None:
+    called = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "null"}]}
+    messages = [*turns("Hi"), called, {**turns("", "Yes")[1], "tool_calls": "null"}]
+    found = conversation(messages, tools="null")
+    assert found == conversation(
+        [*turns("Hi"), {**called, "tool_calls": [{"name": "f"}]}, *turns("", "Yes")[1:]]
+    )
 
 
 #: Two turns with a call, its result and an answer, each with thoughts.

@@ -100,8 +100,8 @@ def check(
         has_shell = each is not first
         for name in _names(each, has_shell=has_shell):
             text = _unset(name, has_shell=has_shell)
-            is_sure = each.is_certain and not expands and (has_shell or _is_variable(name))
-            if is_sure and name not in known:
+            is_needed = _is_needed(each, name) if has_shell else _is_variable(name)
+            if is_needed and each.is_certain and not expands and name not in known:
                 raise UsageError(text)
             if not (has_shell and name in known):
                 warnings.append(text)
@@ -127,8 +127,15 @@ def _names(each: SimpleCommand, *, has_shell: bool) -> Iterator[str]:
         # Code in quotes has names of its own.
         found = [] if len(word.split()) > 1 and not has_shell else _NAME.findall(word)
         for name in (a or b for a, b in found):
-            if name not in own and (name in _OURS or not (has_shell or name.isdecimal())):
+            # A script has names in lower case of its own.
+            is_meant = name in _OURS and name.isupper() if has_shell else not name.isdecimal()
+            if name not in own and is_meant:
                 yield name
+
+
+def _is_needed(each: SimpleCommand, name: str) -> bool:
+    """False for a test or mkdir, and for a run's name: they may do without a value."""
+    return bool(each.launcher or each.program) and _OURS[name] != "TRAIN_RUN"
 
 
 def _is_variable(name: str) -> bool:

@@ -188,9 +188,9 @@ class Program:
             path, is_absolute = self._folder / text, os.path.isabs(text)
             if path.resolve() in uploaded:
                 continue
-            if path.exists() and not is_absolute:
+            if os.path.exists(path) and not is_absolute:  # Path.exists fails for a long text
                 yield f"{text}, which the command names, is not uploaded: {self._lack(path)}"
-            elif path.exists() and path.is_relative_to(os.path.expanduser("~")):
+            elif os.path.exists(path) and path.is_relative_to(os.path.expanduser("~")):
                 yield f"{text}, which the command names, is a path of this machine"
             elif is_absolute and not text.startswith(_OF_NODES):
                 yield (

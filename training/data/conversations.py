@@ -225,6 +225,8 @@ def content_of(
         return text if text.strip() else None
     for name in sorted(CHECKED & row.keys() - used):
         value = row[name]
+        if name == "label" and str(value)[:1].isdecimal():
+            continue  # the number of a class: TRL's KTO takes true and false only
         is_known = name == "label" or name in _WEIGHTS  # 1 and true change nothing
         if _flag(value) is False if is_known else value not in (None, "", [], {}):
             raise ValueError(f'what is under "{name}" cannot be learned')
@@ -265,7 +267,7 @@ def _conversation(parts: Mapping[str, Any]) -> Conversation | None:
 
 
 def _list(parts: Mapping[str, Any], name: str) -> list[Any]:
-    value = _json(parts.get(name) or [], name)
+    value = _json(parts.get(name) or [], name) or []  # null as JSON
     if not isinstance(value, list):
         raise ValueError(f"what is under {name} is no list{' and no text' * (name == 'text')}")
     return value
@@ -296,7 +298,7 @@ def _message(value: object) -> Message:
     calls = more.pop("tool_calls", None) or more.pop("function_call", None) or []
     if name in _CALLS:
         content, calls = "", content
-    calls = _json(calls, "tool_calls")
+    calls = _json(calls, "tool_calls") or []
     message = Message(
         role=role,
         content=_text(content),
@@ -333,7 +335,7 @@ def _take_weight(role: str, more: dict[str, Any]) -> bool:
 def _call(value: object) -> Mapping[str, Any]:
     call = _function(value)
     function = call["function"]
-    arguments = _json(function.get("arguments") or {}, "arguments")
+    arguments = _json(function.get("arguments") or {}, "arguments") or {}
     if not isinstance(arguments, Mapping):
         raise ValueError("a call has arguments that are no object")
     return {**call, "function": {**function, "arguments": arguments}}

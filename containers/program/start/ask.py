@@ -27,9 +27,9 @@ _LEAVE = "leave it out, this job's nodes have it in their environment"
 
 def torchrun(words: Sequence[str], num_nodes: int, gpus: int) -> Iterator[str]:
     """Contradictions between a job and the words of its torchrun, by torchrun's own parser."""
-    from torch.distributed import run
+    from torch.distributed import launch, run
 
-    args = run.parse_args(words)
+    args = launch.parse_args(words)  # torchrun's, and --use-env of torch.distributed.launch
     low, high = run.parse_min_max_nnodes(args.nnodes)
     if args.standalone and num_nodes > 1:
         yield f"--standalone keeps torchrun from finding the other nodes: {_LEAVE}"

@@ -122,18 +122,24 @@ def test_composer_finds_the_nodes_of_a_job_or_does_not(
 
 
 @pytest.mark.parametrize(
-    ("words", "refused"),
+    ("words", "own", "refused"),
     [
         # Each node by itself, which may be meant.
-        ("--nnodes 1 --node-rank 0 --master_addr localhost main.py", False),
-        ("--standalone main.py", True),
-        ("--master_addr localhost main.py", True),
-        ("--node-rank 1 main.py", True),
-        ("--rdzv-backend c10d main.py", True),
+        ("--nnodes 1 --node-rank 0 --master_addr localhost main.py", {}, False),
+        # A program has a variable of this name of its own.
+        (
+            "--nnodes 1 --node-rank 0 --master_addr localhost main.py",
+            {"NUM_NODES": "auto"},
+            False,
+        ),
+        ("--standalone main.py", {}, True),
+        ("--master_addr localhost main.py", {}, True),
+        ("--node-rank 1 main.py", {}, True),
+        ("--rdzv-backend c10d main.py", {}, True),
     ],
 )
 def test_a_torchrun_that_would_wait_for_other_nodes_in_vain_ends_on_its_node(
-    tmp_path: Path, words: str, refused: bool
+    tmp_path: Path, words: str, own: dict[str, str], refused: bool
 ) -> None:
     place = NodePlace(number=0, rank=0, start=0, addresses=("10.0.0.1", "10.0.0.2"), gpus=0)
     (tmp_path / "main.py").write_text("print('ran')")
@@ -141,7 +147,7 @@ def test_a_torchrun_that_would_wait_for_other_nodes_in_vain_ends_on_its_node(
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *words.split()],
         cwd=tmp_path,
-        env={**os.environ, **launcher_environment(place), "PYTHONPATH": str(STARTUP)},
+        env={**os.environ, **launcher_environment(place), "PYTHONPATH": str(STARTUP), **own},
         capture_output=True,
         text=True,
         timeout=120,
@@ -173,6 +179,7 @@ if os.environ.get("X"):
         ("torchrun train.py", {}, Range(1, 2), ""),
         ("torchrun --nnodes 3 train.py", {}, Range(1, 2), "--nnodes is 3"),
         ("torchrun --nnodes 2 train.py", {}, Range(1, 2), ""),  # it may get two
+        ("python -m torch.distributed.launch --use_env train.py", {}, Range(1, 1), ""),
         ("sh -c 'accelerate launch --machine_rank $NODE_RANK train.py'", {}, Range(2, 2), ""),
         ("torchrun --node_rank $NODE_RANK train.py", {}, Range(2, 2), "invalid int value"),
         # The shell gives variables their values, and only a certain command is asked.

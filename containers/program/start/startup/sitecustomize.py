@@ -169,7 +169,9 @@ if _errors := os.environ.get("TRAIN_ERRORS"):
     if _is_noted:
         _note_errors(_errors)
 _changes: Dict[str, Callable[[Any], None]] = {"torchvision.datasets.mnist": _fetch_over_https}
-if os.environ.get("NUM_NODES", "1") != "1" and "NODE_RANK" in os.environ:
+# A program may have given them another meaning.
+_numbers = [os.environ.get(name, "") for name in ("NUM_NODES", "NODE_RANK")]
+if all(map(str.isdecimal, _numbers)) and _numbers[0] != "1":
     _changes["torch.distributed.launcher.api"] = _refuse_apart
 if os.environ.get("TRAIN_WATCH"):
     _changes.update(_load("_train_steps", _HERE.parents[1] / "watch" / "steps.py").CHANGES)
