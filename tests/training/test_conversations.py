@@ -213,8 +213,10 @@ NOT_LEARNED = ("weight", "train", "trainable", "train_on_turn")
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *product(["label", *NOT_LEARNED, "mask", "loss_mask", "kto_tag"], [False, "false"]),
-        *product([*NOT_LEARNED, "mask", "loss_mask", "kto_tag"], [0, "0", 0.0]),
+        *product(
+            ["label", *NOT_LEARNED, "mask", "loss_mask", "kto_tag"],
+            [False, "false", 0, "0", 0.0],
+        ),
     ],
 )
 def test_what_other_trainers_do_not_learn_is_not_learned(
@@ -233,8 +235,8 @@ def test_what_other_trainers_do_not_learn_is_not_learned(
         with pytest.raises(ValueError, match=rf"its {name} is 0\.5: it can be 0 or 1"):
             conversation([first, {**answer, name: 0.5}])
     elif name == "label":
-        # Numbers are classes: a mark of TRL's is true or false.
-        assert isinstance(content_of({**row, name: 0}, "text"), Conversation)
+        # Beside other columns a number is a class.
+        assert isinstance(content_of({**row, name: 0, "source": "x"}, "text"), Conversation)
     else:
         with pytest.raises(ValueError, match=f"{name} is not known here"):
             conversation(marked)

@@ -1,8 +1,6 @@
-"""Conversations as tokens: rows of data sets through a model's chat template, with only the
-answers learned.
+"""Conversations as tokens: rows through a model's chat template, with only the answers learned.
 
-What a row holds reaches the template, is named as unused, or the row is refused: nothing is dropped
-in silence.
+What a row holds reaches the template, is named as unused, or the row is refused.
 """
 
 import json
@@ -17,7 +15,6 @@ from typing import Any, Final, NamedTuple
 from contract.errors import InputError
 from training.data.vocabulary import Vocabulary
 
-#: Columns that hold messages, where no other is asked for.
 MESSAGES: Final = ("messages", "conversations", "conversation", "contents")
 #: Columns of a question, of what belongs to it, and of the answer.
 PAIRS: Final = (
@@ -140,8 +137,7 @@ class Encoded:
     """It is of the same conversation as the one before."""
 
 
-#: Begin and end of what is learned of an answer, in characters of the text that the template wrote.
-#: A token that ends it may follow.
+#: Begin and end of what is learned of an answer, in characters of the text; its end may follow.
 _Span = tuple[int, int]
 
 
@@ -223,14 +219,18 @@ def content_of(
     if isinstance(text, str):
         check_characters(text)
         return text if text.strip() else None
-    for name in sorted(CHECKED & row.keys() - used):
-        value = row[name]
-        if name == "label" and str(value)[:1].isdecimal():
-            continue  # the number of a class: TRL's KTO takes true and false only
-        is_known = name == "label" or name in _WEIGHTS  # 1 and true change nothing
-        if _flag(value) is False if is_known else value not in (None, "", [], {}):
+    # Of the known ones, 1 and true change nothing.
+    for name in sorted(CHECKED & row.keys() - used - _classes(row)):
+        is_known = name == "label" or name in _WEIGHTS
+        if _flag(row[name]) is False if is_known else row[name] not in (None, "", [], {}):
             raise ValueError(f'what is under "{name}" cannot be learned')
     return _conversation({part: row[name] for part, name in columns.items()})
+
+
+def _classes(row: Mapping[str, Any]) -> set[str]:
+    """``label`` as the number of a class, beside other columns than those of TRL's KTO."""
+    is_kto = {*row} == {"prompt", "completion", "label"}
+    return {"label"} if str(row.get("label"))[:1].isdecimal() and not is_kto else set()
 
 
 def _flag(value: object) -> bool | None:
@@ -354,10 +354,8 @@ def _function(value: object) -> Mapping[str, Any]:
 
 def _text(value: object) -> str:
     """The text of a content, which some data sets write in several parts."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        return "".join(map(_text, value))
+    if isinstance(value, str | list):
+        return value if isinstance(value, str) else "".join(map(_text, value))
     part = value if isinstance(value, Mapping) else {}
     kept = {key for key in part if key not in ("type", "role") and part[key] is not None}
     if len(kept) != 1 or not kept <= {"text", "parts"}:
