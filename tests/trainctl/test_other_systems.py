@@ -50,6 +50,7 @@ def test_launch_lines_of_other_systems_are_refused_here_or_left_to_the_head(
         # Hydra's and OmegaConf's own; the program expands them itself; a branch decides.
         ("python main.py dir=${now:%Y-%m-%d} x=${oc.env:HOME} y=${model.dim}", {}, ""),
         ("python main.py name=${model}", {}, "model"),
+        ("python main.py --template $INPUT", {}, "INPUT"),
         ("python main.py $DATA", {"main_py": "import os\nos.path.expandvars('x')"}, "DATA"),
         ("bash run.sh", {"run_sh": "if true; then\npython main.py $SM_MODEL_DIR\nfi"}, "SM_MODEL"),
         # A test may do without a value, and so may a name; a script has names of its own.

@@ -139,8 +139,8 @@ def _is_needed(each: SimpleCommand, name: str) -> bool:
 
 
 def _is_variable(name: str) -> bool:
-    """False for what may be a program's own, such as Hydra's ``${model}``."""
-    return name in _OURS or name.isupper()
+    """False for what may be a program's own, as Hydra's ``${model}`` or a prompt's ``$INPUT``."""
+    return name in {*_OURS, *_OURS.values()}
 
 
 def _unset(name: str, *, has_shell: bool) -> str:
