@@ -49,7 +49,7 @@ _PROGRAM: Final = "trainctl submit --code examples/ddp --nodes"
 _RAY: Final = "import ray; print(ray.get(ray.remote(lambda: ray.cluster_resources()).remote()))"
 LINES: Final = {
     "trainctl doctor": "",
-    f"trainctl submit ddp --run {RECIPE} --nodes 1 --preset digits --epochs 400": _LIMITS,
+    f"trainctl submit ddp --run {RECIPE} --nodes 1 --preset digits --epochs 20": _LIMITS,
     f"{_PROGRAM} 2 --run canary-program -- torchrun train.py": _LIMITS,
     f"{_PROGRAM} 1 --run canary-ray --on head -- python -c '{_RAY}'": _LIMITS,
     f"trainctl wait {RECIPE}": "",
