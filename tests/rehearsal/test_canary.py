@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,7 +33,7 @@ def here(deployment: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Rehearsal:
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(canary, "push_images", push)
     monkeypatch.setattr(canary, "EVERY_S", 1)
-    monkeypatch.setattr(canary.shutil, "which", lambda _: "docker")
+    monkeypatch.setattr(canary, "shutil", SimpleNamespace(which=lambda _: "docker"))
     return deployment
 
 

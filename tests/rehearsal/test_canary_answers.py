@@ -4,7 +4,6 @@ an interrupted canary is cleaned up by the next one: with a fake account, in sec
 import json
 import re
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -47,7 +46,7 @@ LOST = "Host EC2 (instance #9 terminated."
 TASK = {"kind": "task", "id": 1, "at": 160, "createdAt": 0.0, "lastStatus": "PENDING"}
 MACHINE = {"kind": "machine", "id": 9, "at": 60, "LaunchTime": 50.0, "State.Name": "running"}
 #: The last row of each thing where all is as in the model.
-LAST: Mapping[str, Mapping[str, Any]] = {
+LAST: dict[str, dict[str, Any]] = {
     "task": {
         **TASK,
         **{"at": 300, "lastStatus": "STOPPED", "startedAt": 195.0, "stoppedAt": 299.0},
@@ -61,7 +60,7 @@ LAST: Mapping[str, Mapping[str, Any]] = {
     "execution": {"kind": "execution", "id": 5, "at": 500, "status": "SUCCEEDED"},
     "event": {"kind": "event", "id": 6, "at": 1, "ResourceStatus": "CREATE_COMPLETE"},
 }
-GOOD = [
+GOOD: list[dict[str, Any]] = [
     {"kind": "canary", "id": 0, "at": 0.0, "every": 10},
     {**TASK, "at": 5, "lastStatus": "PROVISIONING"},
     TASK,
@@ -127,7 +126,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
     monkeypatch.setattr(Canary, "_check_resumed", fake.resumed)
     monkeypatch.setattr(Canary, "_look", fake.look)
     monkeypatch.setattr(Canary, "_stack", lambda _, name: fake.deploy.called and name)
-    monkeypatch.setattr(canary.shutil, "which", fake.which)
+    monkeypatch.setattr(canary, "shutil", fake)
     return fake
 
 
