@@ -39,8 +39,15 @@ CORE, TRAINING = stack_outputs.stacks(NAME)
 MOST_S: Final = 7200
 #: Between two looks at tasks and hosts.
 EVERY_S: Final = 10
-#: Three jobs at once: three heads, four workers, all m5.large.
-DEPLOYED: Final = {**SETTINGS, "deployment": NAME, "max_heads": "3", "max_workers": "4"}
+#: Three jobs at once: three heads, four workers, all m5.large. Container Insights makes a log group
+#: that stays.
+DEPLOYED: Final = {
+    **SETTINGS,
+    "deployment": NAME,
+    "container_insights": "false",
+    "max_heads": "3",
+    "max_workers": "4",
+}
 CHANGED: Final = {**DEPLOYED, "max_workers": "5", "log_retention_days": "14", "tags": "for=canary"}
 RECIPE: Final = "canary-recipe"
 #: Three times this, and 30 cents for NAT gateway, disks and logs: three dollars.
