@@ -250,7 +250,9 @@ class Canary:
         hosts = {each["containerInstanceArn"]: each["ec2InstanceId"] for each in found["host"]}
         bucket = self._account.outputs(CORE)[stack_outputs.BUCKET]
         place = {"Bucket": bucket, "Prefix": f"{RUNS_PREFIX}/{RECIPE}/checkpoints/"}
-        is_saved = any(self._account.items("s3", "list_objects_v2", "Contents", **place))
+        saved = self._account.items("s3", "list_objects_v2", "Contents", **place)
+        # The last file of a checkpoint: without it there is nothing to resume from.
+        is_saved = any(each["Key"].endswith("/manifest.json") for each in saved)
         for task in found["task"]:
             host = hosts.get(task.get("containerInstanceArn"))
             if is_saved and host and task.get("startedBy", "").startswith(RECIPE):
