@@ -1,4 +1,4 @@
-"""What AWS answered during a canary, without anything that belongs to the account.
+"""AWS's answers during a canary, without anything that belongs to the account.
 
 ``ALLOWED`` lists the fields that may be written; nothing else is. Names, ARNs and ids become
 numbers, and so does every word of a reason that is not in ``WORDS``. One line of JSON for each

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self, TypedDict, cast
+from typing import Any, Final, Self, TypedDict
 
 from containers import publish
 from contract import outputs as stack_outputs
@@ -86,13 +86,12 @@ def check_installed() -> None:
         )
 
 
-def read_state(file: Path) -> dict[str, Any]:
-    """What ``write_state`` has saved; empty if there is none."""
+def read_state(file: Path) -> Any:
+    """State that ``write_state`` has saved; empty if there is none."""
     try:
-        found: dict[str, Any] = json.loads(file.read_text())
+        return json.loads(file.read_text())
     except (OSError, ValueError):
         return {}
-    return found
 
 
 def write_state(file: Path, values: Mapping[str, object]) -> None:
@@ -126,7 +125,8 @@ class Rehearsal:
     # --- what there is ------------------------------------------------------------------------
     def state(self) -> State:
         """State saved by the last ``up``; empty if nothing is up."""
-        return cast("State", read_state(self._state_file))
+        found: State = read_state(self._state_file)
+        return found
 
     def _remember(self, values: State) -> None:
         self.folder.mkdir(exist_ok=True)
