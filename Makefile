@@ -47,7 +47,7 @@ UNASKED := $(strip $(YES)$(CI))
 .DEFAULT_GOAL := help
 # Two targets at once would install into the same .venv.
 .NOTPARALLEL:
-.PHONY: help demo local rehearse pictures docs synth diff deploy images destroy test test-engine test-fast test-slow check night format fuzz bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-docs venv-audit node
+.PHONY: help demo local rehearse canary pictures docs synth diff deploy images destroy test test-engine test-fast test-slow check night format fuzz bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-docs venv-audit node
 
 ##@ Use it
 demo: venv ## train on real images with $(WORKERS) processes on this machine, and write the report
@@ -75,6 +75,9 @@ destroy: venv-laptop node ## remove both stacks, running hosts too; the bucket s
 ##@ More
 rehearse: venv venv-laptop venv-aws node ## the whole system in containers on a local AWS (needs a Docker Engine)
 	@$(PYTHON) -m rehearsal all
+
+canary: venv-laptop node ## first in a new account: deploy, three jobs, remove (at most $3, asks before)
+	@$(PYTHON) -m rehearsal canary $(if $(UNASKED),--yes) $(ARGS)
 
 bench: venv-dev ## measure again what benchmarks/results has for docs/benchmarks.md
 	@set -e; for name in ddp checkpoint; do \

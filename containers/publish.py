@@ -214,7 +214,7 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
         ) from None
     session = boto3.Session(region_name=os.environ.get("AWS_REGION"))
     once = Config(connect_timeout=1.2, retries={"total_max_attempts": 1})  # as trainctl's first
-    core, _ = outputs.stacks(setting(ROOT, "deployment"))
+    core, _ = outputs.stacks(os.environ.get("TRAIN_DEPLOYMENT") or setting(ROOT, "deployment"))
     if not session.region_name:
         raise InputError("no region is set: set AWS_REGION, or give --head and --worker")
     try:

@@ -1,6 +1,8 @@
 """``python -m rehearsal start``: a local AWS in the foreground, until Ctrl-C.
 ``python -m rehearsal all``: the whole system in containers, up, run and down.
 ``python -m rehearsal images``: only the images, for later.
+``python -m rehearsal canary``: the first deployment in a real account.
+``python -m rehearsal replay FILE``: where its answers differ from the model of AWS.
 """
 
 import argparse
@@ -14,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from contract import faults
-from rehearsal import cycle, rehearse
+from rehearsal import canary, cycle, rehearse, replay
 from rehearsal.local_aws import is_healthy, local_aws
 
 
@@ -46,6 +48,15 @@ def build_parser() -> argparse.ArgumentParser:
         description="Build the images of head and worker, and start nothing. What runs containers "
         "afterwards finds them in the engine. Their names go to stdout as JSON.",
     )
+    flight = commands.add_parser(
+        "canary",
+        help="the account in use: deploy preset cpu, run three jobs, remove all (at most $3)",
+    )
+    flight.add_argument("--yes", action="store_true", help="do not ask")
+    played = commands.add_parser(
+        "replay", help="differences of a canary's file from the model of the local AWS"
+    )
+    played.add_argument("file", type=Path, metavar="FILE", help=".canary/answers.jsonl")
     return parser
 
 
@@ -84,6 +95,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "images":
             print(json.dumps(cycle.build_images(), indent=1))
             return 0
+        if arguments.command == "canary":
+            canary.Canary().run(is_sure=arguments.yes)
+            return 0
+        if arguments.command == "replay":
+            found = replay.replay(arguments.file)
+            print("\n".join(found) or "no difference")
+            return int(bool(found))
         return start(arguments.host, arguments.port)
     except KeyboardInterrupt:
         if arguments.command != "start":

@@ -1,10 +1,11 @@
-"""The pinned CDK command line, against a local AWS."""
+"""The pinned CDK command line, against a local AWS or an account."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from contract import outputs as stack_outputs
 from rehearsal import children
 from rehearsal.children import CommandError
 from rehearsal.local_aws import ACCOUNT, REGION, ROOT
@@ -19,13 +20,18 @@ class Cdk:
     """Runs the command line in a home of its own, so that it remembers no account."""
 
     def __init__(
-        self, folder: Path, environment: Mapping[str, str], *, log: Path | None = None
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        *,
+        log: Path | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         if not COMMAND.exists():
             raise CommandError("there is no CDK command line: `make node` installs it")
         self.templates = folder / "cdk.out"
         """The cloud assembly of the last synth."""
-        self._log = log
+        self._log, self._timeout_s = log, timeout_s
         self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),  # it remembers accounts in ~/.cdk
@@ -54,10 +60,23 @@ class Cdk:
             environment=self.environment,
             folder=ROOT,
             log=self._log,
-            timeout_s=TIMEOUT_S,
+            timeout_s=self._timeout_s,
             streams_together=True,
         )
+
+    def deploy(self, settings: Mapping[str, str]) -> None:
+        """Deploy both stacks with these settings; ask nothing."""
+        stacks = (stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)
+        self("deploy", *stacks, "--require-approval", "never", *_context(settings))
+
+    def destroy(self, settings: Mapping[str, str]) -> None:
+        """Destroy the stacks that these settings name; ask nothing."""
+        self("destroy", "--all", "--force", *_context(settings))
 
     def bootstrap(self) -> None:
         """Prepare the account, as is done once for each account and region."""
         self("bootstrap", f"aws://{ACCOUNT}/{REGION}", "--app", "")
+
+
+def _context(settings: Mapping[str, str]) -> list[str]:
+    return [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, Self, TypedDict
+from typing import Any, Final, Self, TypedDict
 
 from containers import publish
 from contract import outputs as stack_outputs
@@ -86,6 +86,21 @@ def check_installed() -> None:
         )
 
 
+def read_state(file: Path) -> Any:
+    """State that ``write_state`` has saved; empty if there is none."""
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def write_state(file: Path, values: Mapping[str, object]) -> None:
+    """Add to a saved state; a kill leaves the old one or the new one."""
+    temporary = file.with_suffix(".part")
+    temporary.write_text(json.dumps({**read_state(file), **values}, indent=1))
+    temporary.replace(file)
+
+
 class Rehearsal:
     """One checkout's rehearsal; another checkout has another name and does not see it."""
 
@@ -110,17 +125,12 @@ class Rehearsal:
     # --- what there is ------------------------------------------------------------------------
     def state(self) -> State:
         """State saved by the last ``up``; empty if nothing is up."""
-        try:
-            found: State = json.loads(self._state_file.read_text())
-        except (OSError, ValueError):
-            return {}
+        found: State = read_state(self._state_file)
         return found
 
     def _remember(self, values: State) -> None:
         self.folder.mkdir(exist_ok=True)
-        temporary = self._state_file.with_suffix(".part")
-        temporary.write_text(json.dumps({**self.state(), **values}, indent=1))
-        temporary.replace(self._state_file)
+        write_state(self._state_file, values)
 
     def environment(self) -> dict[str, str]:
         """Variables that send AWS clients of this machine to the local AWS.
@@ -220,10 +230,7 @@ class Rehearsal:
         command_line.bootstrap()
         if "before" not in self.state():
             self._remember({"before": inventory(environment["AWS_ENDPOINT_URL"])})
-        merged = {**settings, "image_tag": image_tag}
-        context = [part for name, value in merged.items() for part in ("-c", f"{name}={value}")]
-        stacks = (stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)
-        command_line("deploy", *stacks, "--require-approval", "never", *context)
+        command_line.deploy({**settings, "image_tag": image_tag})
 
     def _cdk(self, environment: Mapping[str, str]) -> Cdk:
         mark = {children.NAME: self.name}
@@ -244,9 +251,7 @@ class Rehearsal:
 
     def outputs(self, stack: str) -> dict[str, str]:
         """Outputs of a deployed stack."""
-        client = account_at(self.state()["endpoint"]).client("cloudformation")
-        (found,) = client.describe_stacks(StackName=stack)["Stacks"]
-        return {each["OutputKey"]: each["OutputValue"] for each in found["Outputs"]}
+        return account_at(self.state()["endpoint"]).outputs(stack)
 
     def bucket(self) -> str:
         """Name of the deployment's bucket."""
@@ -286,6 +291,10 @@ class Rehearsal:
         }
         kept = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
         return kept | self.environment() | own
+
+    def running(self) -> Sequence[object]:
+        """Containers of tasks."""
+        return self.engine.labelled("container", self.name)
 
     # --- down -----------------------------------------------------------------------------------
     def undeploy(self, steps: Steps) -> None:

@@ -95,21 +95,32 @@ ARGUMENTS: Final[Mapping[str, dict[str, Any]]] = {
 
 
 class AccountClients:
-    """Clients of the account at an endpoint, independent of this process's environment."""
+    """Clients of the account at an endpoint, independent of this process's environment; without
+    one, of the account that the environment names."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
-        self.session = boto3.Session(
-            aws_access_key_id=ACCOUNT, aws_secret_access_key="test", region_name=REGION
-        )
-        self.config = Config(inject_host_prefix=False, retries={"max_attempts": 1})
+        if endpoint:
+            self.session = boto3.Session(
+                aws_access_key_id=ACCOUNT, aws_secret_access_key="test", region_name=REGION
+            )
+            self.config = Config(inject_host_prefix=False, retries={"max_attempts": 1})
+        else:
+            self.session, self.config = boto3.Session(), Config()
         self.clients: dict[str, Any] = {}
 
     def client(self, service: str) -> Any:
         if service not in self.clients:
             make: Any = self.session.client  # typed by the service's name, which varies here
-            self.clients[service] = make(service, endpoint_url=self.endpoint, config=self.config)
+            self.clients[service] = make(
+                service, endpoint_url=self.endpoint or None, config=self.config
+            )
         return self.clients[service]
+
+    def outputs(self, stack: str) -> dict[str, str]:
+        """Outputs of a deployed stack."""
+        (found,) = self.client("cloudformation").describe_stacks(StackName=stack)["Stacks"]
+        return {each["OutputKey"]: each["OutputValue"] for each in found["Outputs"]}
 
     def items(self, service: str, operation: str, key: str, **arguments: Any) -> Iterator[Any]:
         """Items under ``key`` on all pages of an operation."""

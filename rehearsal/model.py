@@ -43,7 +43,7 @@ executions and their machine (API reference of Step Functions)
     ACTIVE, DELETING  no execution outlives its machine: the teardown waits for all
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, Protocol
@@ -54,6 +54,26 @@ Record = dict[str, Any]
 EXITED: Final = ("EssentialContainerExited", "Essential container in task exited")
 #: Of a task that ECS has given up on (containers-roadmap 2381).
 NO_HOST: Final = ("TaskFailedToStart", "EMPTY CAPACITY PROVIDER")
+#: Of a task whose instance was terminated.
+LOST: Final = ("TerminationNotice", "Host EC2 (instance {}) terminated.")
+#: Of an instance that was terminated (API reference of EC2, StateReason).
+SHUT_DOWN: Final = ("Client.UserInitiatedShutdown:", "User initiated shutdown")
+#: Kind of a thing -> field of its state, and the states of a job that succeeds, in their order. Of
+#: CloudFormation, which is not modelled, all that is no failure.
+STATES: Final[Mapping[str, tuple[str, Sequence[str]]]] = {
+    "task": ("lastStatus", ("PROVISIONING", "PENDING", "RUNNING", "STOPPED")),
+    "host": ("status", ("ACTIVE", "DRAINING")),
+    "machine": ("State.Name", ("running", "shutting-down", "terminated")),
+    "execution": ("status", ("RUNNING", "SUCCEEDED")),
+    "event": (
+        "ResourceStatus",
+        (
+            *("CREATE_IN_PROGRESS", "CREATE_COMPLETE", "UPDATE_IN_PROGRESS", "UPDATE_COMPLETE"),
+            *("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS", "DELETE_IN_PROGRESS", "DELETE_COMPLETE"),
+            *("REVIEW_IN_PROGRESS", "DELETE_SKIPPED"),
+        ),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,7 +534,7 @@ class Model:
 
     def _lose(self, task: Record, instance: str) -> None:
         self._agent.kill(task)
-        self.end(task, None, "TerminationNotice", f"Host EC2 (instance {instance}) terminated.")
+        self.end(task, None, LOST[0], LOST[1].format(instance))
 
     def _gone(self, group: Group, instance: str) -> None:
         if host := self._host_of(instance):

@@ -9,10 +9,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from contract import exits
 from contract.errors import ReportedError
@@ -104,13 +104,27 @@ def first_lines() -> Mapping[str, str]:
     return lines
 
 
+class Shell(Protocol):
+    """Where ``run_lines`` runs."""
+
+    log: Path
+
+    def shell(self) -> dict[str, str]:
+        """Environment of the commands."""
+
+    def running(self) -> Sequence[object]:
+        """Nodes of jobs."""
+
+
 def run_lines(
-    rehearsal: Rehearsal,
+    rehearsal: Shell,
     steps: Steps,
     lines: Mapping[str, str],
     *,
     folder: Path,
     variables: Mapping[str, str] | None = None,
+    timeout_s: float = _TIMEOUT_S,
+    gone_within_s: float = GONE_WITHIN_S,
 ) -> dict[str, str]:
     """Run commands of ``trainctl`` one after the other, as in a shell; return what each printed.
 
@@ -121,7 +135,7 @@ def run_lines(
 
     Raises:
         CommandError: a line failed.
-        RehearsalError: a job has not ended as it should, or has left containers.
+        RehearsalError: a job has not ended as it should, or has left nodes.
     """
     shell = {**rehearsal.shell(), **(variables or {})}
     shown: dict[str, str] = {}
@@ -141,7 +155,7 @@ def run_lines(
                     environment=shell,
                     folder=folder,
                     log=rehearsal.log,
-                    timeout_s=_TIMEOUT_S,
+                    timeout_s=timeout_s,
                     streams_together=True,
                 )
                 if line == STOP:
@@ -149,10 +163,10 @@ def run_lines(
                         shown[name] += process.communicate(timeout=_TIMEOUT_S)[0]
                         if process.returncode != exits.TERMINATED:
                             raise RehearsalError(f"{name} ended otherwise:\n{shown[name]}")
-    deadline = time.monotonic() + GONE_WITHIN_S
-    while rehearsal.engine.labelled("container", rehearsal.name):
+    deadline = time.monotonic() + gone_within_s
+    while rehearsal.running():
         if time.monotonic() > deadline:
-            raise RehearsalError(f"a job has left containers {GONE_WITHIN_S} s after its end")
+            raise RehearsalError(f"a job has left nodes {gone_within_s:.0f} s after its end")
         time.sleep(1)
     return shown
 

@@ -34,7 +34,7 @@ from rehearsal.ministack.internals import (
     eventbridge,
     responses,
 )
-from rehearsal.model import Group, Model, Record, Times
+from rehearsal.model import EXITED, Group, Model, Record, Times
 
 log = logging.getLogger("ecs-hosts")
 
@@ -387,7 +387,9 @@ class Hosts(Model):
     ) -> bool:
         with LOCK:
             is_new = bool(task["lastStatus"] != "STOPPED")
-            self.end(task, exit_code, stop_code, reason)
+            # The emulator's own words for it are others than AWS's.
+            why = EXITED if stop_code == EXITED[0] else (stop_code, reason)
+            self.end(task, exit_code, *why)
             return is_new
 
     def door(self, answer: Callable[[Record], Any]) -> Callable[[Record], Any]:

@@ -26,7 +26,7 @@ from trainctl.watch.job_log import JobLog
 from training.record.progress import Progress
 
 #: Reasons of AWS, and of a job's autoscaler, for a node that has done its work.
-_ROUTINE: Final = ("Essential container exited", "Ray's autoscaler: not needed any more")
+_ROUTINE: Final = ("Essential container in task exited", "Ray's autoscaler: not needed any more")
 #: Columns of a list of jobs, and those that a narrow terminal leaves out first.
 COLUMNS: Final = ("job", "state", "nodes", "done", "age", "cost", "who")
 OPTIONAL: Final = ("nodes", "done", "who", "cost")
