@@ -117,10 +117,11 @@ class Canary:
             raise RehearsalError(f"{TRAINING} exists: another canary runs, or its state is lost")
         if not (shutil.which("docker") or self._stack(CORE)):
             raise RehearsalError(NO_IMAGES)
-        if not is_sure:
-            print(QUESTION.format(account), end="", file=sys.stderr, flush=True)
-            if sys.stdin.readline().strip() not in ("y", "yes"):
-                raise RehearsalError("nothing was started; --yes answers the question")
+        answer = "y" if is_sure else ""
+        with suppress(EOFError):  # without a terminal
+            answer = answer or input(QUESTION.format(account))
+        if answer not in ("y", "yes"):
+            raise RehearsalError("nothing was started; --yes answers the question")
         self.folder.mkdir(exist_ok=True)
         steps.say(f"in detail: tail -f {self.log}")
         there = inventory(self._account.endpoint)
