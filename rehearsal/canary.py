@@ -24,7 +24,7 @@ from typing import Any, Final
 from botocore.exceptions import BotoCoreError, ClientError
 
 from contract import outputs as stack_outputs
-from contract.runs import RUNS_PREFIX
+from contract.runs import METRICS_FILE, RUNS_PREFIX
 from rehearsal import children
 from rehearsal.answers import Answers
 from rehearsal.cdk import Cdk
@@ -33,6 +33,7 @@ from rehearsal.cycle import SETTINGS, RehearsalError, read_state, write_state
 from rehearsal.inventory import AccountClients, difference, inventory
 from rehearsal.local_aws import ROOT
 from rehearsal.rehearse import run_lines
+from training.record.events import Resume, parse_metrics
 
 NAME: Final = "canary"
 CORE, TRAINING = stack_outputs.stacks(NAME)
@@ -167,9 +168,10 @@ class Canary:
 
     def _check_resumed(self) -> None:
         bucket = self._account.outputs(CORE)[stack_outputs.BUCKET]
-        key = f"{RUNS_PREFIX}/{RECIPE}/result.json"
-        result = json.load(self._account.client("s3").get_object(Bucket=bucket, Key=key)["Body"])
-        if not (self._struck and result["resumed_from"]):
+        key = f"{RUNS_PREFIX}/{RECIPE}/{METRICS_FILE}"
+        body = self._account.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+        lines = parse_metrics(body).lines
+        if not any(isinstance(each.event, Resume) for each in lines) or not self._struck:
             raise RehearsalError(f"{RECIPE} ended before its host, or did not resume")
 
     def _clean(self, steps: Steps) -> None:
