@@ -49,7 +49,12 @@ DEPLOYED: Final = {
     "max_heads": "3",
     "max_workers": "4",
 }
-CHANGED: Final = {**DEPLOYED, "max_workers": "5", "log_retention_days": "14", "tags": "for=canary"}
+CHANGED: Final = {
+    **DEPLOYED,
+    "max_workers": "5",
+    "log_retention_days": "14",
+    "max_jobs_per_user": "2",
+}
 RECIPE: Final = "canary-recipe"
 #: Three times this, and 30 cents for NAT gateway, disks and logs: three dollars.
 _LIMITS: Final = "--yes --max-hours 1.5 --max-cost 0.9"
