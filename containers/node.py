@@ -318,8 +318,9 @@ class NodeRunner:
         request = Path(environment[nodes.ENV_HOST_CHECK])
         start_watching_host(config, request, self._leave, ended)
         if config.kind == nodes.HEAD:
-            log = lambda size: say(size.line())  # noqa: E731
-            machine.in_background(watch_cluster, os.environ[TOKEN], log, ended)
+            machine.in_background(
+                watch_cluster, os.environ[TOKEN], lambda size: say(size.line()), ended
+            )
         elif config.spot:
             drain = spot.Drain(head=config.head, address=address, environment=environment, say=say)
 

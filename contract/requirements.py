@@ -111,7 +111,11 @@ def scripts_of(folder: Path) -> Mapping[str, str]:
         InputError: ``pyproject.toml`` is no TOML.
     """
     found = _project(folder).get("scripts", {})
-    return {name: str(each) for name, each in found.items() if re.fullmatch(r"[\w.-]+", name)}
+    return {
+        name: each
+        for name, each in found.items()
+        if re.fullmatch(r"[\w.-]+:[\w.]+:[\w.]+", f"{name}:{each}")
+    }
 
 
 def source_folders(folder: Path) -> tuple[str, ...]:

@@ -254,6 +254,14 @@ def test_programs_of_the_folders_own_project_run(tmp_path: Path) -> None:
     program = tmp_path / "code-environment" / "bin" / "mine"
     done = subprocess.run([program], cwd=code, env={"PYTHONPATH": "."}, check=False)
     assert done.returncode == 7
+    # What is no function, and what would take the place of the environment's own Python.
+    listed = "[project]\nname = 'x'\nscripts = {python = 'tool:App.run', other = 'tool'}\n"
+    (code / "pyproject.toml").write_text(listed)
+    install(code)
+    assert not program.with_name("other").exists()
+    assert program.with_name("python").is_symlink()
+    done = subprocess.run([program.with_name("python"), "-c", "print(1)"], stdout=subprocess.PIPE)
+    assert done.stdout == b"1\n"
 
 
 def test_included_lists_editable_folders_and_constraints_count(tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ def test_without_nodes_the_gpus_are_those_of_the_job(
         *((f"--gpus {word}", ["TYPE:N"]) for word in ("4", "l40s:0", "l40s:-1", "l40s:x")),
         ("--gpus l40:4", ["did you mean l40s?"]),
         ("--gpus l40s:6", ["pool l40s is left out", "no multiple of the 4"]),
+        ("--gpus l40s:8 --nodes 1", ["pool l40s is left out: 8 is not the 4"]),
         ("--pool l4 --nodes 99", ["pool l4 takes", "setting pools"]),
         ("--nodes 99", ["this deployment takes", "-c max_workers=99"]),
         ("--nodes 129", ["128 at most"]),

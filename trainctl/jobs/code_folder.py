@@ -116,8 +116,8 @@ class CodeFolder:
         """
         if not folder.is_dir():
             raise UsageError(f"--code {folder}: there is no such folder")
-        listed_files = files_of(folder)
-        files = [path for path in listed_files if path.exists()]
+        everything = files_of(folder)
+        files = [path for path in everything if path.exists()]
         if not files:
             raise UsageError(f"--code {folder}: there is no file in it")
         for path in files:
@@ -143,7 +143,8 @@ class CodeFolder:
             raise UsageError(
                 f"--code {folder}: {packages} is ignored by git, so the nodes would not install it"
             )
-        found = cls(folder, files, packages, [*{*listed_files} - {*files}])
+        dangling = [path for path in everything if not path.exists()]
+        found = cls(folder, files, packages, dangling)
         if found.mib > CODE_MIB:
             largest = max(files, key=lambda path: path.lstat().st_size)
             raise UsageError(
@@ -208,7 +209,11 @@ class CodeFolder:
         first, program = words[0], SimpleCommand.of(words).program
         if len(words) == 1 and is_launcher(first):
             raise UsageError(f"{first} has nothing to run: name the file that it runs")
-        if len(words) == 1 and len(first.split()) > 1 and not (self.path / first[:255]).exists():
+        if (
+            len(words) == 1
+            and len(first.split()) > 1
+            and not (self.path / first[:LONGEST_NAME]).exists()
+        ):
             raise UsageError(f"{first!r} is one word: leave its quotes out")
         if ASSIGNMENT.fullmatch(first):
             raise UsageError(f"{first} is for a shell: give --env {first}")

@@ -306,7 +306,8 @@ class JobOptions:
 
         left_out = [f"pool {name} is left out: {reason}" for name, reason in why.items() if reason]
         for kind, of_kind in zip(kinds, offers, strict=True):
-            left_out += _not_offered(there, kind, {name for name, _ in of_kind})
+            names = {name for name, _ in of_kind}
+            left_out += _not_offered(there, kind, names, each_has=nodes is not None)
         if not found:
             has = ", ".join(f"{name} ({each.words})" for name, each in there.items())
             asked = f"--gpus {self.gpus or 'of the default'}, --market {self.market or 'any'}"
@@ -398,7 +399,7 @@ def _offers(
         if wanted is None:
             has_it = (gpu, number) == (shape.worker.gpu, shape.worker.num_gpus)
         else:
-            has_it = _has(there.worker, kind)
+            has_it = kind in _kinds(there.worker)
         if has_it and (each_has or not count.isdecimal()):
             if count in ("", str(number)):
                 yield name, _ANY
@@ -408,25 +409,31 @@ def _offers(
                 yield name, nodes
 
 
-def _has(machine: InstanceType, kind: str) -> bool:
-    """True for GPUs of a kind: "NVIDIA A100-SXM4-80GB" is an a100, and an L40S is no l4."""
-    return kind in _kinds(machine)
-
-
 def _kinds(machine: InstanceType) -> list[str]:
+    """Words for its GPUs: "NVIDIA A100-SXM4-80GB" is an a100, and an L40S is no l4."""
     return re.split("[ -]", machine.gpu.name.lower()) if machine.gpu else []
 
 
 def _not_offered(
-    there: Mapping[str, ClusterShape], wanted: str | None, offered: Collection[str]
+    there: Mapping[str, ClusterShape],
+    wanted: str | None,
+    offered: Collection[str],
+    *,
+    each_has: bool,
 ) -> Iterator[str]:
-    """Reasons why pools with GPUs such as ``a10g:6`` are not offered, or none has them."""
+    """Reasons why pools with GPUs such as ``a10g:6`` are not offered, or none has them.
+
+    Args:
+        each_has: as for ``_offers``.
+    """
     kind, _, count = (wanted or "").partition(":")
     numbers = {
-        name: each.worker.num_gpus for name, each in there.items() if _has(each.worker, kind)
+        name: each.worker.num_gpus for name, each in there.items() if kind in _kinds(each.worker)
     }
-    for name in numbers.keys() - offered:
-        yield f"pool {name} is left out: {count} is no multiple of the {numbers[name]} of a node"
+    relation = "not" if each_has else "no multiple of"
+    for name, number in numbers.items():
+        if name not in offered:
+            yield f"pool {name} is left out: {count} is {relation} the {number} of a node"
     if kind and not numbers:
         known = [known for each in there.values() for known in _kinds(each.worker)]
         yield f"no pool has {kind!r}: {did_you_mean(kind, known, otherwise='they have others')}"

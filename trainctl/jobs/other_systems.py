@@ -1,7 +1,7 @@
 """Words of other systems in a command: variables that nothing sets, and programs that no image has.
 
-Which words these are is decided without the table of names below: it serves the second half of a
-message, and docs/other-systems.md prints it.
+``NAMES``, which docs/other-systems.md prints, and a node's own variables are refused where nothing
+gives them a value; another name may be the program's own, and is a warning.
 """
 
 import functools
@@ -13,7 +13,7 @@ from typing import Final
 from contract.command import SHELL, SimpleCommand
 from trainctl.aws.errors import UsageError
 
-#: Variable or macro of another system -> the variable of a node; "": there is none.
+#: Variable or macro of another system -> the variable of a node.
 NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "SkyPilot": {
         "SKYPILOT_NODE_RANK": "NODE_RANK",
@@ -161,6 +161,6 @@ def _hint(name: str) -> str:
 
 @functools.cache
 def programs() -> frozenset[str]:
-    """Programs of the images, as their build lists them."""
+    """Programs of the images; a test in containers holds what an image has against this list."""
     text = resources.files("contract").joinpath("image_programs.txt").read_text("utf-8")
     return frozenset(text.split())

@@ -26,8 +26,6 @@ _SHARES: Final = re.compile(
     r"|Trainer|deepspeed|horovod|mpi4py|jax|RANK\b|WORLD_SIZE|NUM_NODES|MASTER_ADDR"
     r"|megatron|mmengine|colossalai|torch_xla|TF_CONFIG|MultiWorker|SLURM_"
 )
-#: No path of a file is longer.
-_LONGEST: Final = 255
 #: Names of what a program writes, and relative paths of files with settings that it reads.
 _WRITTEN: Final = re.compile(r"out|save|log|report|dump|dest|result|>")
 _SETTINGS: Final = re.compile(rf"(?!.*(?:{_WRITTEN.pattern}))[\w-][\w./-]*\.(ya?ml|json|toml)")
@@ -209,7 +207,7 @@ class Program:
             text = (value if equals else word).strip("\"';")
             option = name if equals else before
             before = word if word.startswith("-") or ">" in word else ""
-            is_path = len(text) <= _LONGEST and not text.startswith("-")
+            is_path = len(text) <= command.LONGEST_NAME and not text.startswith("-")
             if is_path and not _WRITTEN.search(option):
                 yield text
 

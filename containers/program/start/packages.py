@@ -257,12 +257,13 @@ def _take_programs(folder: Path, code: Path) -> None:
     """Run the image's programs, such as torchrun, by the environment's Python too, so that they
     find its packages also where a script sets PYTHONPATH anew; and those of the code's project."""
     for name, function in scripts_of(code).items():
-        module, _, path = function.partition(":")  # the rest of an entry point is an object
+        module, path = function.split(":")
         there = folder / "bin" / name
-        there.write_text(
-            f"#!{folder}/bin/python\nimport sys\nimport {module}\nsys.exit({module}.{path}())\n"
-        )
-        there.chmod(0o755)
+        if not there.exists():
+            there.write_text(
+                f"#!{folder}/bin/python\nimport sys, {module}\nsys.exit({module}.{path}())\n"
+            )
+            there.chmod(0o755)
     image = Path(sys.prefix, "bin")
     for program in image.iterdir():
         there = folder / "bin" / program.name
