@@ -29,7 +29,7 @@ from ray.autoscaler.tags import (
 from contract import exits, faults
 from contract.job import JOB_GROUP
 from contract.job_outcome import Ending, ending
-from contract.nodes import CONTAINER, HEAD
+from contract.nodes import CONTAINER, HEAD, pool_of
 
 if TYPE_CHECKING:
     from mypy_boto3_ecs import ECSClient
@@ -213,6 +213,10 @@ class EcsNodeProvider(NodeProvider):
             raise NodeLaunchException("stopped", "ECS has told this head to stop", None)
         if (pause := self._not_before - self._clock()) > 0:
             raise NodeLaunchException("waits", f"Ray did not start: {pause:.0f} s", None)
+        pool = pool_of(self._settings["task_definition"])
+        self._ask_keeper(
+            {"Action": "take", "Job": self._settings["job"], "Count": count, "Pool": pool}
+        )
         left = count
         while left:
             wanted = min(left, RUN_TASK_MOST)
@@ -312,18 +316,22 @@ class EcsNodeProvider(NodeProvider):
         """Ask the keeper to end the hosts of tasks that have ended, or were told to: it alone ends
         hosts, and sees what else has come to them."""
         hosts = sorted({arn for task in tasks if (arn := task.get("containerInstanceArn"))})
-        if not hosts or not self._settings["keeper"]:
+        if hosts:
+            order = {"Action": "release", "Hosts": hosts, "AreBad": are_bad}
+            self._ask_keeper(order, waits=are_bad)
+
+    def _ask_keeper(self, order: Mapping[str, object], *, waits: bool = False) -> None:
+        """Have the keeper do something; what fails is left to its sweep."""
+        if not self._settings["keeper"]:
             return
         try:
             self._functions.invoke(
                 FunctionName=self._settings["keeper"],
-                InvocationType="RequestResponse" if are_bad else "Event",
-                Payload=json.dumps(
-                    {"Action": "release", "Hosts": hosts, "AreBad": are_bad}
-                ).encode(),
+                InvocationType="RequestResponse" if waits else "Event",
+                Payload=json.dumps(order).encode(),
             )
         except (ClientError, BotoCoreError) as error:
-            _say(f"{', '.join(hosts)}: left to the keeper's sweep: {error}")
+            _say(f"{order}: left to the keeper's sweep: {error}")
 
 
 def ecs_client() -> "ECSClient":

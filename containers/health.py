@@ -43,6 +43,8 @@ def listens(port: int) -> bool:
 
 
 def main() -> int:
+    if os.environ.get(nodes.ENV_KEPT):
+        return 0  # no Ray runs here
     port, path = place(os.environ.get(nodes.ENV_NODE, nodes.WORKER))
     url = f"http://127.0.0.1:{port}{path}"
     try:

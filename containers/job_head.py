@@ -278,8 +278,10 @@ class JobHead:
             code = faults.exit_code(error)
             raise
         finally:
-            # The hosts of the workers wait for the next head; the keeper ends their tasks.
-            self._ray.end(keeps_workers=code in exits.TRIED_AGAIN)
+            # The hosts of the workers wait for the next head, or are kept; the keeper ends their
+            # tasks.
+            is_kept = bool(self._config.spec.keep_s)
+            self._ray.end(keeps_workers=is_kept or code in exits.TRIED_AGAIN)
 
     def _until_end(self) -> int:
         if (code := self._until_up()) is not None:

@@ -53,6 +53,15 @@ class Limits:
         """The same with the deployment's own."""
         return {DEFAULT_POOL: self.max_workers, **self.pools}
 
+    def without(self, heads: int, workers: Mapping[str, int]) -> "Limits":
+        """The limits beside hosts that are kept: heads', and workers' by their pools."""
+        return replace(
+            self,
+            max_heads=self.max_heads - heads,
+            max_workers=self.max_workers - workers.get(DEFAULT_POOL, 0),
+            pools={name: most - workers.get(name, 0) for name, most in self.pools.items()},
+        )
+
     def place(
         self, order: JobSpec | None, earlier: Sequence[JobSpec | None]
     ) -> tuple[tuple[str, ...], Range] | None:
@@ -89,20 +98,27 @@ class Limits:
 
 
 def in_order(
-    executions: Iterable[Mapping[str, Any]], priority: Callable[[str], Priority], *, now: float
+    executions: Iterable[Mapping[str, Any]],
+    order: Callable[[str], JobSpec | None],
+    *,
+    now: float,
 ) -> list[str]:
     """Names of executions, as Step Functions lists them, in the order of their turns: by priority,
-    and of one priority by their start. None is overtaken for longer than ``COUNTS_AS_HIGH_S``.
+    and of one priority by their start. None is overtaken for longer than ``COUNTS_AS_HIGH_S``. Jobs
+    that follow one of these are left out.
 
     Args:
-        priority: of a job.
+        order: of a job; None: it is not understood.
         now: Unix time.
     """
     levels = [*Priority]
+    began_at = {each["name"]: each["startDate"] for each in executions}
     found = []
-    for each in executions:
-        began, name = each["startDate"], each["name"]
+    for name, began in began_at.items():
+        spec = order(name)
+        if spec and spec.after and spec.after in began_at:
+            continue
         is_old = now - began.timestamp() >= times.COUNTS_AS_HIGH_S
-        level = Priority.HIGH if is_old else priority(name)
+        level = Priority.HIGH if is_old else spec.priority if spec else Priority.NORMAL
         found.append((levels.index(level), began, name))
     return [name for _, _, name in sorted(found)]

@@ -9,6 +9,7 @@ the head would refuse. Every default is here.
 into the bucket, and the command line reads it.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from contract.times import DEFAULT_GRACE_S, MAX_GRACE_S
 from contract.typed_json import from_json, loads
 
 JOB_GROUP: Final = "job:"  # before a job's id: the group of its ECS tasks
+KEPT_GROUP: Final = "kept:"  # the same of the tasks that keep its hosts after its end
 SECRETS_PREFIX: Final = "training/"  # only secrets with such names can be given to a job
 NOTIFY_SECRETS: Final = f"{SECRETS_PREFIX}notify/"  # those that hold the address of a webhook
 MAIL: Final = r"[^@\s<>,;]+@[^@\s<>,;]+\.[^@\s<>,;]+"  # pattern of an address
@@ -38,7 +40,7 @@ USER_ID_TAG: Final = "user-id"  # by which IAM tells who may stop them
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
 #: Version of ``JobSpec``'s JSON. Raise it with every change; trainctl refuses to start jobs on a
 #: deployment that has another one.
-ORDER_VERSION: Final = 13
+ORDER_VERSION: Final = 14
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = (
@@ -55,6 +57,7 @@ _TEXTS: Final = {
         rf"({MAIL}|{NOTIFY_SECRETS}[\w/+=.@-]+)?",
         f"a mail address, or the name of a secret that begins with {NOTIFY_SECRETS}, or empty",
     ),
+    "after": (r"[A-Za-z0-9_-]{0,80}", "the id of a job, or empty"),
     "submitter": _TAG_VALUE,
     "user_id": _TAG_VALUE,
 }
@@ -64,6 +67,7 @@ LOOK: Final = "--look"
 DEFAULT_MAX_SECONDS: Final = 24 * 3600
 MAX_SECONDS: Final = 14 * 24 * 3600
 MAX_HOLD_S: Final = 2 * 3600
+MAX_KEEP_S: Final = 2 * 3600
 #: Fields of an order that are whole numbers -> their limits.
 _NUMBERS: Final = {
     "max_seconds": (1, MAX_SECONDS),
@@ -72,6 +76,7 @@ _NUMBERS: Final = {
     "idle_s": (1, MAX_SECONDS),
     "hang_s": (0, MAX_SECONDS),
     "hold_s": (0, MAX_HOLD_S),
+    "keep_s": (0, MAX_KEEP_S),
 }
 DEFAULT_CAPACITY_WAIT_S: Final = 30 * 60
 DEFAULT_IDLE_S: Final = 60
@@ -124,6 +129,11 @@ class JobSpec:
     """A program of the user's that gives no sign of life for this long is ended; 0: it is not."""
     hold_s: int = 0
     """Seconds for which its hosts stay after its command has failed, until the deadline at most."""
+    keep_s: int = 0
+    """Seconds for which its hosts stay after its command has ended, for the same user's next job.
+    They are billed; 0: they are released."""
+    after: str = ""
+    """Id of the job that has to succeed before this one is admitted; empty: it waits for none."""
     recipe: str = ""
     """Name of the recipe that the command trains; empty: it is another program. The words of the
     command do not tell: a user's script may have any name."""
@@ -254,6 +264,11 @@ class JobSpec:
                 f"ECS accepts {MAX_OVERRIDES:,}: put what is long into a file of the code, or into "
                 "the bucket"
             )
+
+
+def keeps_as(user_id: str) -> str:
+    """``startedBy`` of the tasks that keep hosts for a user: ECS lists them by it."""
+    return f"kept-{hashlib.sha256(user_id.encode()).hexdigest()[:24]}"
 
 
 def head_variables(*, job: str, deadline: str, spec: str) -> dict[str, str]:

@@ -16,13 +16,14 @@ from typing import Any, Final, Self
 from contract import exits, times
 from contract.job import (
     JOB_GROUP,
+    KEPT_GROUP,
     STOPPED_BY_USER,
     Hold,
     JobStatus,
     Outcome,
     status_of_stop,
 )
-from contract.nodes import ENV_DEADLINE
+from contract.nodes import ENV_DEADLINE, ENV_KEPT
 
 #: Stop codes of a task whose host went away below it.
 _HOST_LOST: Final = ("SpotInterruption", "TerminationNotice")
@@ -380,6 +381,17 @@ def job_of(task: Mapping[str, Any]) -> str:
     return group.removeprefix(JOB_GROUP) if group.startswith(JOB_GROUP) else ""
 
 
+def keeper_of(task: Mapping[str, Any]) -> str:
+    """The ended job whose host a task keeps; "" for any other task."""
+    group = str(task.get("group") or "")
+    return group.removeprefix(KEPT_GROUP) if group.startswith(KEPT_GROUP) else ""
+
+
+def kept_until(task: Mapping[str, Any]) -> float:
+    """Unix time until which a task keeps its host."""
+    return _moment(task, ENV_KEPT, default=0)
+
+
 def env_override(task: Mapping[str, Any], name: str) -> str | None:
     """A variable of the environment that a task was started with."""
     for container in (task.get("overrides") or {}).get("containerOverrides") or []:
@@ -391,10 +403,15 @@ def env_override(task: Mapping[str, Any], name: str) -> str | None:
 
 def deadline_of(task: Mapping[str, Any], *, default: float) -> float:
     """Unix time at which the job of a task ends."""
-    value = env_override(task, ENV_DEADLINE)
+    return _moment(task, ENV_DEADLINE, default=default)
+
+
+def _moment(task: Mapping[str, Any], name: str, *, default: float) -> float:
+    """A Unix time in the environment that a task was started with."""
+    value = env_override(task, name)
     try:
         return float(value) if value else default
-    except ValueError:  # the state machine only writes numbers
+    except ValueError:  # the state machine and the keeper only write numbers
         return 0
 
 

@@ -40,6 +40,7 @@ ENV_RAY_STORAGE: Final = "TRAIN_RAY_STORAGE"  # where its Ray Train and Ray Tune
 ENV_RAY_NAMES: Final = "TRAIN_RAY_NAMES"  # folder in which their names are counted
 ENV_JOB_SPEC: Final = "TRAIN_JOB_SPEC"  # its whole order, JSON: see contract.job.JobSpec
 ENV_DEADLINE: Final = "TRAIN_DEADLINE"  # Unix time at which a job is ended
+ENV_KEPT: Final = "TRAIN_KEPT_UNTIL"  # Unix time: the task only keeps its host until then
 ENV_WORKER_TASK: Final = "TRAIN_WORKER_TASK"  # task definition of the nodes that a job starts
 ENV_WORKER_PROVIDER: Final = "TRAIN_WORKER_PROVIDER"  # their capacity provider
 ENV_POOLS: Final = "TRAIN_POOLS"  # JSON, pool -> variables in the place of the above, by name

@@ -220,6 +220,22 @@ class Model:
                 self._tokens.setdefault(token, []).append(arn)
         self._place_soon()
 
+    def unable(self, arn: str) -> str:
+        """Why StartTask fails on a host, in ECS's words; "" if it does not (developer guide, "API
+        failure reasons")."""
+        host = self.hosts.get(arn)
+        if host is None or host["status"] != "ACTIVE":
+            return "MISSING" if host is None else "INACTIVE"
+        if not host["agentConnected"]:
+            return "AGENT"
+        return "RESOURCE:CPU" if self.on(host) else ""
+
+    def start(self, task: Record, arn: str) -> None:
+        """StartTask on a host that is able to."""
+        self.run([task])
+        self.hosts[arn]["_tasks"].append(task)
+        self.place(task, arn)
+
     def _changed(self, task: Record) -> None:
         """ListTasks shows it after a while: answers are eventually consistent (API reference)."""
         task["_shows"] = self._now() + self._random.uniform(0, self.times.shows)

@@ -241,6 +241,8 @@ def of_keeper(
     bucket: s3.IBucket,
     state_machine_arn: str,
     notices: sns.ITopic,
+    tasks: Sequence[ecs.TaskDefinition],
+    pools: Collection[str],
 ) -> Rights:
     """The function that cleans up after jobs: their tasks, hosts and records."""
     exported = _arn_as_imported(bucket)
@@ -274,6 +276,9 @@ def of_keeper(
             "secretsmanager:GetSecretValue",
             on=[arn(scope, "secretsmanager", f"secret:{NOTIFY_SECRETS}*")],
             why="The users' webhooks, by the prefix of names that are meant for them.",
+        )
+        + starting_tasks(
+            cluster, *tasks, families=pool_groups(scope, pools), action="ecs:StartTask"
         )
         + allow("FindHosts", "ecs:ListContainerInstances", on=[cluster.cluster_arn])
         + allow("FindServices", "ecs:ListServices", on=["*"], where=_only(cluster))
@@ -399,17 +404,24 @@ def pool_groups(scope: IConstruct, pools: Collection[str]) -> list[str]:
 
 
 def starting_tasks(
-    cluster: ecs.Cluster, task: ecs.TaskDefinition, *, families: Sequence[str] = ()
+    cluster: ecs.Cluster,
+    *tasks: ecs.TaskDefinition,
+    families: Sequence[str] = (),
+    action: str = "ecs:RunTask",
 ) -> Rights:
-    """Starting tasks of a definition in the cluster, and of more families with the same roles."""
+    """Starting tasks of some definitions in the cluster, and of more families with the same
+    roles."""
+    roles = {
+        role.role_arn for task in tasks for role in (task.task_role, task.execution_role) if role
+    }
     return (
         # All revisions: a job that runs while the stack is updated keeps its own.
         allow(
             "StartTasks",
-            "ecs:RunTask",
+            action,
             on=[
                 arn(cluster, "ecs", f"task-definition/{family}:*")
-                for family in (task.family, *families)
+                for family in (*(task.family for task in tasks), *families)
             ],
             where=_only(cluster),
             why="Revisions have numbers, and pools names; they are of this stack, and only its "
@@ -419,12 +431,12 @@ def starting_tasks(
             "TagTasks",
             "ecs:TagResource",
             on=[in_cluster(cluster, "task")],
-            where={"StringEquals": {"ecs:CreateAction": "RunTask"}},
+            where={"StringEquals": {"ecs:CreateAction": action.removeprefix("ecs:")}},
         )
         + allow(
             "PassRoles",
             "iam:PassRole",
-            on=[role.role_arn for role in (task.task_role, task.execution_role) if role],
+            on=[*roles],
             where={"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}},
         )
     )

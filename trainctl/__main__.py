@@ -30,6 +30,7 @@ from trainctl.commands import (
     logs,
     ls,
     plan,
+    release,
     report,
     runs,
     settings,
@@ -73,7 +74,18 @@ _takes_recipe(flattened(plan.plan))
 of_jobs = (settings.settings, ls.ls, ui.ui, show.show, top.top, logs.logs, wait.wait)
 of_runs = (checkpoints.checkpoints, report.report, download.download)
 for panel, commands in (
-    (_JOBS, (*of_jobs, stop.stop, cost.cost, *of_runs, export.export, generate.generate)),
+    (
+        _JOBS,
+        (
+            *of_jobs,
+            stop.stop,
+            release.release,
+            cost.cost,
+            *of_runs,
+            export.export,
+            generate.generate,
+        ),
+    ),
     (_OTHER, (open_.open_, shell.shell, doctor.doctor)),
 ):
     for command in commands:

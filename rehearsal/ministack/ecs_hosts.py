@@ -302,6 +302,21 @@ class Hosts(Model):
                     self.place(task, own[task["taskArn"]])
         return ecs.json_response({"tasks": ecs._sanitize(started), "failures": []})
 
+    def start_task(self, request: Record) -> Any:
+        """On hosts that are named, in no capacity provider."""
+        (host,) = request["containerInstances"]
+        if why := self.unable(host):
+            failures = [{"arn": host, "reason": why}]
+            return ecs.json_response({"tasks": [], "failures": failures})
+        status, headers, body = self._run_task({**request, "launchType": "EC2"})
+        if status >= 400:
+            return status, headers, body
+        (task,) = [ecs._tasks[each["taskArn"]] for each in json.loads(body)["tasks"]]
+        family = request["taskDefinition"].rpartition("/")[2].partition(":")[0]
+        task |= {"startedAt": None, "_family": family, "_service": ""}
+        self.start(task, host)
+        return ecs.json_response({"tasks": ecs._sanitize([task]), "failures": []})
+
     def put_providers(self, request: Record) -> Any:
         """Those of a cluster; one that tasks use stays (API reference)."""
         cluster = ecs._clusters.get(ecs._resolve_cluster_name(request.get("cluster", "")), {})
@@ -416,6 +431,7 @@ def install(agent: Records) -> None:
     ecs._put_cluster_capacity_providers = door(hosts.put_providers)
     ecs._ACTION_MAP |= {
         "RunTask": ecs._run_task,
+        "StartTask": door(hosts.start_task),
         "StopTask": door(hosts.stop_task),
         "PutClusterCapacityProviders": ecs._put_cluster_capacity_providers,
         "ListTasks": door(hosts.list_tasks),

@@ -161,6 +161,8 @@ class JobRunner(Construct):
                     bucket=bucket,
                     state_machine_arn=self.state_machine_arn,
                     notices=notices,
+                    tasks=[self.task, nodes.worker.task],
+                    pools=pools,
                 ),
                 code=lambda_.Code.from_asset(code),
                 timeout=Duration.seconds(times.KEEPER_TIMEOUT_S),
@@ -175,6 +177,7 @@ class JobRunner(Construct):
                     "TOPIC": notices.topic_arn,
                     "GROUPS": " ".join(f"{name}={ref}" for name, ref in providers.items()),
                     "FAMILIES": " ".join(families),
+                    "SECURITY_GROUP": security_group_id,
                     **(keeper_pools if pools else {}),
                 },
             )

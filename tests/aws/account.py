@@ -153,6 +153,7 @@ class Account(Paged):
             return known
         provider = request["capacityProviderStrategy"][0]["capacityProvider"]
         family, num = self.families.get(provider, provider), len(self.model.tasks)
+        definition = provider.removeprefix("cp-") if "-pool-" in provider else family
         started: list[Record] = [
             {name: request[name] for name in ("startedBy", "group", "overrides")}
             | {
@@ -161,13 +162,29 @@ class Account(Paged):
                 "attachments": [],
                 "tags": request.get("tags", []),
                 "capacityProviderName": provider,
-                "taskDefinitionArn": f"arn:x:task-definition/{family}:3",
+                "taskDefinitionArn": f"arn:x:task-definition/{definition}:3",
                 "_family": family,
             }
             for number in range(num, num + asked)
         ]
         self.model.run(started, token)
         return started
+
+    def on_start_task(self, containerInstances: list[str], **request: Any) -> Any:  # noqa: N803
+        (host,) = containerInstances
+        assert len(request["startedBy"]) <= 36
+        if why := self.model.unable(host):
+            return {"tasks": [], "failures": [{"arn": host, "reason": why}]}
+        task: Record = {name: request[name] for name in ("startedBy", "group", "overrides")} | {
+            "taskArn": f"{TASKS}{len(self.model.tasks):06}",
+            "containers": [{"name": "ray"}],
+            "attachments": [],
+            "tags": request.get("tags", []),
+            "taskDefinitionArn": request["taskDefinition"],
+            "_family": self.model.hosts[host]["_tasks"][-1]["_family"],
+        }
+        self.model.start(task, host)
+        return {"tasks": [task.copy()], "failures": []}
 
     def on_stop_task(self, task: str, reason: str, **_: Any) -> Any:
         """A task is named by its ARN or by its id."""

@@ -1,7 +1,7 @@
 """Jobs start in order and within the limits, and each of them in the end, whatever is submitted."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
@@ -131,5 +131,12 @@ def test_jobs_are_in_order_by_priority_then_start_then_name_and_none_waits_for_e
         {"name": name, "startDate": now - timedelta(hours=hours[name]), "status": "RUNNING"}
         for name in "bdfeca"
     ]
-    found = in_order(executions, lambda job: Priority(levels[job]), now=now.timestamp())
+    orders = {
+        name: JobSpec(run="r", command=("x",), nodes=Range(1, 1), priority=Priority(level))
+        for name, level in levels.items()
+    }
+    found = in_order(executions, orders.get, now=now.timestamp())
     assert found == [*("f", "d"), *("a", "c", "b"), "e"], "f has waited for half a day"
+    orders["d"], orders["c"] = replace(orders["d"], after="a"), replace(orders["c"], after="gone")
+    found = in_order(executions, orders.get, now=now.timestamp())
+    assert found == ["f", "a", "c", "b", "e"], "d follows one that is unfinished"

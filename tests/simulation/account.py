@@ -18,7 +18,7 @@ from greenlet import getcurrent
 
 from contract import runs, times
 from contract.job import HEAD_STATE, Hold, JobSpec, Priority, overrides
-from contract.job_outcome import is_in_vain
+from contract.job_outcome import is_in_vain, keeper_of, kept_until
 from contract.nodes import DEFAULT_POOL, ENV_JOB_SPEC, Range
 from rehearsal.model import Model, Record
 from tests.aws import account as base
@@ -331,6 +331,13 @@ class Account(base.Account):
             "failures": failures * (asked - len(started)),
         }
 
+    def on_start_task(self, containerInstances: list[str], **request: Any) -> Any:  # noqa: N803
+        answer = super().on_start_task(containerInstances, **request)
+        for each in answer["tasks"]:
+            self.world.tell(f"{name_of(each)} keeps {each['containerInstanceArn'][-6:]}")
+            self.world.happened["host kept"] += 1
+        return answer
+
     def run(self, request: Record) -> list[Record]:
         before = len(self.model.tasks)
         started = super().run(request)
@@ -641,6 +648,9 @@ class Account(base.Account):
             self.billed_s += number * times.SWEEP_EVERY_S
         for task in [each for each in model.tasks.values() if each["desiredStatus"] == "RUNNING"]:
             job = self.job_of(task)
+            kept_s = self.world.now - max(kept_until(task), self.failed_at)
+            if keeper_of(task) and kept_s - self.slack_s > times.SWEEP_EVERY_S + 60:
+                self.world.blame(f"a sweep leaves {name_of(task)}, which keeps its host")
             since = max(job.ended if job else 0, task["createdAt"].timestamp(), self.failed_at)
             if job and job.ended and self.world.now - since > 2 * times.SWEEP_EVERY_S + 60:
                 self.world.blame(f"two sweeps leave {name_of(task)}, whose job has ended")
@@ -727,7 +737,8 @@ class Account(base.Account):
             tasks, group = self.model.on(host), self.model.groups[host["capacityProviderName"]]
             waits = not tasks and self.model.waiting(group)
             starts = [each for each in tasks if each["lastStatus"] == "PENDING"]
-            hangs = [each for each in tasks if "_hangs_since" in each]
+            # One that keeps its host has nothing to do.
+            hangs = [each for each in tasks if "_hangs_since" in each and not keeper_of(each)]
             limit = times.TASK_STARTS_S if starts else 0 if hangs else times.IDLE_HOST_S
             blind_at = 0.0
             if any("_is_unnoticed" in each for each in hangs):  # S3 shows it, where it answers
@@ -817,6 +828,12 @@ class Execution:
     def rank(self) -> tuple[int, float, str]:
         """By which jobs have their turns."""
         return (self.level if self.high_in_s > 0 else 0, self.began, self.name)
+
+    def follows_until(self, moment: float) -> bool:
+        """Whether it waited for another job at some time after a moment, and has not begun."""
+        other = self.account.executions.get(self.spec.after) if self.spec else None
+        is_before = other is not None and (other.status == "RUNNING" or other.ended > moment)
+        return is_before and not self.admitted_at
 
     @property
     def is_healthy(self) -> bool:
@@ -1061,7 +1078,14 @@ class Execution:
         self.pools = order.ladder
         world, jobs = self.account.world, self.account.executions.values()
         self.admitted_at, self.granted = world.now, granted
-        running = [each for each in jobs if each.status == "RUNNING" and each is not self]
+        # The keeper has looked a while ago, when one that is before it now may not have been.
+        late = world.now - 120 - self.account.slack_s
+        world.happened["job followed another"] += bool(self.spec and self.spec.after)
+        running = [
+            each
+            for each in jobs
+            if each.status == "RUNNING" and each is not self and not each.follows_until(late)
+        ]
         limits = self.account.keeper.LIMITS
         named = {each.name: each for each in sorted([*running, self], key=Execution.rank)}
         began = [each for each in running if each.admitted_at]
@@ -1070,8 +1094,6 @@ class Execution:
         turns = limits.in_turn(begun_first, lambda name: named[name].user)
         ranked = [*named.values()]
         before = ranked[: ranked.index(self)]
-        # The keeper has looked a while ago, when one that is before it now may not have been.
-        late = world.now - 120 - self.account.slack_s
         is_unsure = any(abs(each.high_in_s) < world.now - late for each in ranked)
         earlier = [
             each

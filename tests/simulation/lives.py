@@ -34,10 +34,10 @@ from contract.job import (
     Priority,
 )
 from contract.job import Life as HeadLife
-from contract.job_outcome import deadline_of, env_override, is_in_vain
-from contract.nodes import ENV_JOB_SPEC, JOB, WORKER, Range
+from contract.job_outcome import deadline_of, env_override, is_in_vain, keeper_of
+from contract.nodes import DEFAULT_POOL, ENV_JOB_SPEC, JOB, WORKER, Range, pool_hosts
 from rehearsal.model import NO_HOST, Group, Model, Record, Times
-from stacks.jobs.keeper import cluster
+from stacks.jobs.keeper import cluster, kept
 from tests.aws.account import stamp
 from tests.aws.s3 import NAME
 from tests.simulation.account import DAY_S, MACHINE, Account, Execution, name_of
@@ -238,6 +238,7 @@ class Life:
     # --- containers
     def pull(self, task: Record) -> None:
         self._check_fit(task)
+        self._check_taken(task)
         task["pullStartedAt"] = stamp(self.world.now)
         seconds = self.chance.uniform(*self.model.times.starts)
         self.world.after(seconds, self.model.begin, task)
@@ -247,11 +248,28 @@ class Life:
         host = self.model.hosts[task["containerInstanceArn"]]
         if host["_fate"] == "bad":
             self.world.after(5, self.model.end, task, exits.BAD_HOST)
+        elif keeper_of(task):
+            pass
         elif task["_family"] == "head":
             head = self.heads[task["taskArn"]] = Head(self, task)
             head.process = self.world.spawn(head.run)
         else:
             task["_joins"] = self.world.now + self.chance.uniform(5, 40)
+
+    def _check_taken(self, task: Record) -> None:
+        """A host that was kept goes to its user's next job."""
+        before = self.model.hosts[task["containerInstanceArn"]]["_tasks"][:-1]
+        last = before[-1] if before else {}
+        if not keeper_of(last) or "next job" not in last["stoppedReason"]:
+            return
+        job, own = self.account.job_of(task), self.account.executions[keeper_of(last)]
+        if job is None:
+            return
+        self.world.happened["kept host taken by the next job"] += job.user == own.user
+        # One that did not wait yet when the host was freed may be quicker.
+        is_later = task["createdAt"].timestamp() > last["_told_at"] - self.model.times.shows - 10
+        if job.user != own.user and not is_later:
+            self.world.blame(f"{name_of(task)} takes a host that is kept for {own.user}")
 
     def _check_fit(self, task: Record) -> None:
         """Once the keeper was told that a host is bad, no task comes to it."""
@@ -331,9 +349,10 @@ class Life:
         # Of their own: without one, a life stays as it was.
         holds, pools = Random(f"holds {world.seed}"), Random(f"pools {world.seed}")
         levels = Random(f"priorities {world.seed}")
+        keeps = Random(f"keeps {world.seed}")
         market = Random(f"market {world.seed}")
         has_market = not self.is_long and market.random() < MARKET_SHARE
-        submits = []
+        submits: list[float] = []
         latest = chance.choice([9000, FAULTS_UNTIL_H * 3600])
         for number in range(chance.randint(2, 5)):
             name = f"r{number}-bado-kilo"  # as job_plan.new_id makes them
@@ -353,7 +372,9 @@ class Life:
                 submitter=self.users.choice(["anna", "bert"]),
                 pools=pools.choice(POOLS[-2:] if has_market else POOLS),
                 priority=levels.choice([*Priority]),
+                keep_s=keeps.choice([0, 0, 1200, 3600]),
             )
+            spec = replace(spec, user_id=spec.submitter)
             program = Program(
                 seconds=self._days * DAY_S if is_long else chance.choice([60, 600, 3000]),
                 code=0 if is_long else chance.choice([0, 0, 0, 1, 3, exits.KILLED, exits.BAD_HOST]),
@@ -363,6 +384,9 @@ class Life:
                 if is_long
                 else chance.choice([0, chance.uniform(0, 600), chance.uniform(0, latest)])
             )
+            earlier = [each for each, then in enumerate(submits) if then < at - 60]
+            if earlier and keeps.random() < 0.2:
+                spec = replace(spec, after=f"r{keeps.choice(earlier)}-bado-kilo")
             submits.append(at)
             self.programs[name] = program
             if len(spec.pools) > 1 and pools.random() < 0.5:  # EC2 is short where it starts
@@ -472,7 +496,10 @@ class Life:
     @property
     def is_over(self) -> bool:
         """Whether sweeps have had the time to end what the last job has left."""
-        ends = [job.ended or self.world.now for job in self.account.executions.values()]
+        ends = [
+            (job.ended or self.world.now) + (job.spec.keep_s if job.spec else 0)
+            for job in self.account.executions.values()
+        ]
         left = times.SLOW_HOST_JOINS_S if self.is_slow else times.HOST_JOINS_S
         last = max([*ends, self.account.due])
         return last < self.world.now - left - 2 * times.SWEEP_EVERY_S - self.account.slack_s
@@ -525,6 +552,7 @@ class Life:
         most = sum(
             (1 + job.granted.high) * (job.ended - job.admitted_at + times.JOB_TAIL_S)
             + 2 * max(1, job.num_starts) * times.SURPLUS_HOST_S
+            + (1 + job.granted.high) * kept_s(job)
             for job in self.account.executions.values()
             if job.admitted_at
         )
@@ -571,6 +599,13 @@ class Life:
             world.blame(f"{job.name} ends in {job.at} because the keeper has failed")
             return
         may_wait = job.nodes.low <= self.account.least_workers
+        other = self.account.executions.get(job.spec.after)
+        may_follow = not job.spec.after or (other and other.status == "SUCCEEDED")
+        world.happened["job failed as the one before it had"] += not may_follow
+        if not may_follow and written["status"] == JobStatus.FAILED and not job.num_starts:
+            return
+        if job.num_starts and other and not 0 < other.ended < job.admitted_at:
+            world.blame(f"{job.name} does not wait for {other.name}")
         if not job.num_starts and may_wait:
             world.blame(f"{job.name} ends before its turn: {written['reason']}")
         if written["status"] != result:
@@ -675,6 +710,18 @@ class Life:
             self.world.blame(f"{job.name} is not tried again after its head was killed")
 
 
+def kept_s(job: Execution) -> float:
+    """Seconds for which a job may keep a host at most."""
+    keep_s = job.spec.keep_s if job.spec else 0
+    return keep_s + times.KEEP_STARTS_S + 2 * times.SWEEP_EVERY_S if keep_s else 0
+
+
+def definition_in(pool: str) -> str:
+    """ARN of the task definition of workers in a pool."""
+    family = "worker" if pool == DEFAULT_POOL else pool_hosts("S", pool)
+    return f"arn:x:task-definition/{family}:3"
+
+
 class Head:
     """The head of a job: the real provider and decisions, between them what stands for Ray."""
 
@@ -696,7 +743,7 @@ class Head:
             "job": job.name,
             "tags": self.spec.tags(job.name),
             "head": task["taskArn"],
-            "task_definition": "worker",
+            "task_definition": definition_in(self.spec.ladder[0]),
             "capacity_provider": PROVIDERS[self.spec.ladder[0]],
             "keeper": "keeper",
             "subnets": [],
@@ -781,7 +828,8 @@ class Head:
         world.sleep(life.chance.uniform(1, 60))  # it saves
         if not (is_told or self.is_stopped):
             self._hold(decisions, code)
-        self._release()
+        if not self.spec.keep_s:
+            self._release()
         life.model.end(self.task, code)
         life.forsake(self)
 
@@ -862,11 +910,11 @@ def _handed_in(
         "FAMILIES": ["head", "standing", "worker"],
     }
     with pytest.MonkeyPatch.context() as patch:
-        for module in (keeper, cluster, job_outcome):
+        for module in (keeper, cluster, kept, job_outcome):
             patch.setattr(module, "time", Clock(account))
         for module in (jobs, polling, follow):
             patch.setattr(module, "time", world)
-        for module in (keeper, cluster):
+        for module in (keeper, cluster, kept):
             for name, value in own.items():
                 patch.setattr(module, name, value, raising=False)
         patch.setattr(keeper.notices, "boto3", own["boto3"])

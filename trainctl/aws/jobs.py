@@ -14,6 +14,7 @@ from contract.errors import InputError
 from contract.instance_types import Prices
 from contract.job import (
     JOB_GROUP,
+    KEPT_GROUP,
     PAUSE_STATE,
     STOP_ERROR,
     STOPPED_BY_USER,
@@ -23,13 +24,12 @@ from contract.job import (
     Priority,
     execution_arn,
 )
-from contract.job_outcome import job_of
 from contract.text import did_you_mean, utc
 from contract.times import CONSISTENT_S
 from trainctl.aws.clients import Clients, unless
 from trainctl.aws.deployment_bucket import json_object
 from trainctl.aws.errors import UsageError
-from trainctl.aws.tasks import Task, Tasks, node_of
+from trainctl.aws.tasks import Task, Tasks, node_of, owner_of
 from training.record.fields import number
 
 if TYPE_CHECKING:
@@ -323,7 +323,12 @@ class Jobs:
         now = datetime.now(tz=UTC)
         executions = [*pages.search("executions[]")]
         executions += [{"name": "", "startDate": now}] if new else []
-        names = in_order(executions, priority, now=now.timestamp())
+        names = in_order(executions, spec, now=now.timestamp())
+        follows = {
+            each["name"]: own.after
+            for each in executions
+            if each["name"] not in names and (own := spec(each["name"]))
+        }
         if len({*map(priority, names)}) > 1:  # what has begun is not ended for another
             names.sort(key=lambda name: not has_begun(name))
         order = limits.in_turn(names, user)
@@ -355,6 +360,8 @@ class Jobs:
                 limit = limits.max_jobs_per_user
                 number = len(places) + 1
                 places[name] = QueuePlace(number=number, after=after, until=None, limit=limit)
+        for name, other in follows.items():
+            places[name] = QueuePlace(number=len(places) + 1, after=other, until=deadline(other))
         return places
 
     def workers(self, job: JobExecution) -> list[Task]:
@@ -366,7 +373,10 @@ class Jobs:
         heads, workers = self.heads(job), self.workers(job)
         # After them: what ends in between is among these.
         ended = [task for _, task in self._ended_since(job.began, job.id)]
-        tasks = [*heads, *ended, *workers, *ended]  # of each the last one
+        kept = []
+        if job.is_over and job.spec and job.spec.keep_s:
+            kept = [task for owner, task in self._tasks.of_jobs() if owner == job.id]
+        tasks = [*heads, *ended, *workers, *kept, *ended]  # of each the last one
         return [*{task.id: task for task in tasks}.values()]
 
     def all_nodes_of(self, jobs: Sequence[JobExecution]) -> dict[str, list[Task]]:
@@ -382,6 +392,14 @@ class Jobs:
     def alive(self, job: JobExecution) -> list[Task]:
         """The tasks of a job that have not ended yet, heads first."""
         return [task for task in [*self.heads(job), *self.workers(job)] if not task.has_stopped]
+
+    def kept_for(self, user_id: str) -> list[Task]:
+        """The tasks that keep hosts for a user's next job."""
+        return self._tasks.kept_for(user_id)
+
+    def release(self, task: Task) -> None:
+        """End a task that keeps a host, which the keeper's sweep then terminates."""
+        self._tasks.stop(task, STOPPED_BY_USER)
 
     def stop(self, job: JobExecution) -> None:
         """End a job for its user: stop its head, or, before there is one, its execution.
@@ -413,16 +431,18 @@ class Jobs:
         Args:
             job: its id, or ``*`` for all jobs.
         """
+        each = (f'($.detail.group = "{group}{job}")' for group in (JOB_GROUP, KEPT_GROUP))
+        groups = " || ".join(each)
         pages = self._clients.logs.get_paginator("filter_log_events").paginate(
             logGroupName=self._task_events,
             startTime=int(began.timestamp() * 1000),
-            filterPattern=f'{{ $.detail.group = "{JOB_GROUP}{job}" }}',
+            filterPattern=f"{{ {groups} }}",
         )
         details = (json_object(each).get("detail") for each in pages.search("events[].message"))
         return [
             (owner, _ended(detail))
             for detail in details
-            if isinstance(detail, dict) and (owner := job_of(detail)) and job in ("*", owner)
+            if isinstance(detail, dict) and (owner := owner_of(detail)) and job in ("*", owner)
         ]
 
 

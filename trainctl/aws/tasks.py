@@ -6,7 +6,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from contract import nodes
-from contract.job_outcome import Ending, ending, job_of
+from contract.job import keeps_as
+from contract.job_outcome import Ending, ending, env_override, job_of, keeper_of, kept_until
 from trainctl.aws.clients import Clients
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Task:
     exit_code: int | None
     pool: str = nodes.DEFAULT_POOL
     """Pool of its host, where it is a worker."""
+    kept_until: float = 0
+    """Unix time until which it only keeps its host; 0: it is a node of a job that runs."""
 
     @classmethod
     def from_ecs(cls, node: str, task: "TaskTypeDef") -> Self:
@@ -71,6 +74,7 @@ class Task:
             stopped_reason=container.get("reason") or task.get("stoppedReason", ""),
             exit_code=container.get("exitCode"),
             pool=nodes.pool_of(task.get("taskDefinitionArn", "")),
+            kept_until=kept_until(task),
         )
 
     @property
@@ -101,8 +105,15 @@ class Task:
 
 
 def node_of(task: Mapping[str, Any]) -> str:
-    """``worker`` or ``job``, of a task of a job."""
-    return nodes.WORKER if task.get("startedBy") == job_of(task) else nodes.JOB
+    """``worker`` or ``job``, of a task of a job, or of one that keeps its host."""
+    kind = env_override(task, nodes.ENV_NODE) if keeper_of(task) else None
+    is_worker = kind == nodes.WORKER or task.get("startedBy") == job_of(task)
+    return nodes.WORKER if is_worker else nodes.JOB
+
+
+def owner_of(task: Mapping[str, Any]) -> str:
+    """The job whose node a task is, or whose host it keeps; "" for neither."""
+    return job_of(task) or keeper_of(task)
 
 
 class Tasks:
@@ -139,13 +150,18 @@ class Tasks:
         ]
 
     def of_jobs(self) -> list[tuple[str, Task]]:
-        """The tasks of all jobs that should run, with their jobs."""
+        """The tasks of all jobs that should run, with their jobs; those that keep hosts too."""
         found = self._described(self._listed())
         return [
             (job, Task.from_ecs(node_of(task), task))
             for task in found.values()
-            if (job := job_of(task))
+            if (job := owner_of(task))
         ]
+
+    def kept_for(self, user_id: str) -> list[Task]:
+        """The tasks that keep hosts for a user."""
+        found = self._described(self._listed(startedBy=keeps_as(user_id)))
+        return [Task.from_ecs(node_of(task), task) for task in found.values()]
 
     def _described(self, arns: Sequence[str]) -> "dict[str, TaskTypeDef]":
         found: dict[str, TaskTypeDef] = {}

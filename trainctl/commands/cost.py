@@ -63,6 +63,7 @@ def cost(
                 "job": job.id,
                 "is_over": job.is_over,
                 "node_seconds": seconds,
+                "kept_seconds": found.kept_s,
                 "usd_per_hour": {node: host.usd_per_hour for node, host in hosts.items()},
                 "usd": found.usd,
                 "planned_usd": job.spec.planned_usd if job.spec else None,
@@ -98,10 +99,11 @@ def _in_words(job: JobExecution, found: Cost) -> str:
     shared = f", shared file system {dollars(found.shared_usd)} more" if found.shared_usd else ""
     planned = spec.planned_usd
     steps = "" if planned is None else f" (planned: {dollars(planned)} for its steps)"
+    kept = f" with {found.kept_s / 3600:.3f} hours of kept hosts" if found.kept_s else ""
     return (
-        f"{dollars(found.usd)}{so_far}{steps} {at_list_prices(prices)}, with disks; NAT gateway "
-        f"{dollars(found.nat_usd)} more{shared}. AWS also bills some minutes of each host's start "
-        f"and end, and {NOT_INCLUDED}."
+        f"{dollars(found.usd)}{so_far}{steps}{kept} {at_list_prices(prices)}, with disks; NAT "
+        f"gateway {dollars(found.nat_usd)} more{shared}. AWS also bills some minutes of each "
+        f"host's start and end, and {NOT_INCLUDED}."
     )
 
 

@@ -19,6 +19,7 @@ from contract.job import (
     DEFAULT_HANG_S,
     DEFAULT_MAX_SECONDS,
     MAX_HOLD_S,
+    MAX_KEEP_S,
     MAX_SECONDS,
     NOTIFY_SECRETS,
     SECRETS_PREFIX,
@@ -194,6 +195,23 @@ class JobOptions:
             "trainctl shell JOB opens a shell there, trainctl stop JOB ends it.",
         ),
     ] = 0
+    keep: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=MAX_KEEP_S / 60,
+            metavar="MINUTES",
+            help="Keep the hosts, billed, for so long after the command has ended: your next job "
+            "starts there. trainctl release ends it.",
+        ),
+    ] = 0
+    after: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JOB",
+            help="Start when this job has succeeded; if it does not, this one fails.",
+        ),
+    ] = None
     spot: Annotated[
         bool | None,
         typer.Option(

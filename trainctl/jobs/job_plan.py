@@ -21,7 +21,15 @@ from typing import Final
 from contract import runs
 from contract.cluster_shape import ClusterShape
 from contract.instance_types import Prices
-from contract.job import DEFAULT_MAX_SECONDS, LAUNCH, MAX_JOB_ID, JobSpec, Placement, Priority
+from contract.job import (
+    DEFAULT_MAX_SECONDS,
+    LAUNCH,
+    MAX_JOB_ID,
+    JobSpec,
+    JobStatus,
+    Placement,
+    Priority,
+)
 from contract.nodes import ENV_COMMIT, HEAD, OF_EACH_NODE, WORKER, Range
 from contract.text import dollars, duration, listed, utc
 from trainctl import output
@@ -103,7 +111,11 @@ class JobPlan:
         """US dollars until its last host is gone; None: not known."""
         spec = self.spec
         return usd_at_most(
-            self.prices, self.shape, num_nodes=spec.nodes.high, max_seconds=spec.max_seconds
+            self.prices,
+            self.shape,
+            num_nodes=spec.nodes.high,
+            max_seconds=spec.max_seconds,
+            keep_s=spec.keep_s,
         )
 
     @property
@@ -145,7 +157,9 @@ class JobPlan:
             "deadline": f"at most {duration(spec.max_seconds).removesuffix(' 0 min')}, usually "
             f"sooner ({wait}){self.why_deadline}",
             "price": an_hour(self.prices, spec.nodes.high),
+            "after": spec.after and f"{spec.after} succeeds; if it does not, this job fails",
             "hold": self._hold(),
+            "keep": self._keep(),
             "maximum": f"{dollars(self.usd_at_most)}, plus {NOT_INCLUDED}",
             "expected": self._expected() if spec.recipe else "",
         }
@@ -160,6 +174,17 @@ class JobPlan:
         return (
             f"after a failure its hosts stay for up to {duration(self.spec.hold_s)}, which costs "
             f"{dollars(self.usd_hold)} of the maximum; trainctl stop ends it"
+        )
+
+    def _keep(self) -> str:
+        """Row of ``text``, of a job whose hosts stay for the next one."""
+        if not self.spec.keep_s:
+            return ""
+        hourly = self.prices.dearest.usd_per_hour(self.spec.nodes.high)
+        usd = None if hourly is None else hourly * self.spec.keep_s / 3600
+        return (
+            f"after its end its hosts stay for up to {duration(self.spec.keep_s)} for your next "
+            f"job, which costs {dollars(usd)} of the maximum; trainctl release ends it"
         )
 
     def _expected(self) -> str:
@@ -202,6 +227,8 @@ class JobPlan:
             "usd_per_hour": self.usd_per_hour,
             "usd_at_most": self.usd_at_most,
             "usd_hold": self.usd_hold,
+            "keep_minutes": spec.keep_s / 60,
+            "after": spec.after,
             "usd_expected": self.usd_expected,
             "prices": dataclasses.asdict(self.prices),
             "code": self.code.words if self.code else "",
@@ -270,6 +297,8 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         keep_files=tuple(options.keep_files or ()),
         skip_files=tuple(options.skip_files or ()),
         hold_s=round(options.hold * 60),
+        keep_s=round(options.keep * 60),
+        after=_first_job(deployment, options.after) if options.after else "",
         variables=sent,
         secrets=request.secrets,
         prices=prices,
@@ -292,6 +321,18 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
     )
     spec = dataclasses.replace(spec, planned_usd=plan.usd_expected)
     return dataclasses.replace(plan, spec=spec)
+
+
+def _first_job(deployment: Deployment, name: str) -> str:
+    """Id of the job that another is to follow.
+
+    Raises:
+        UsageError: there is none, or it has ended without success.
+    """
+    job = deployment.jobs.find(name)
+    if job.is_over and job.status != JobStatus.SUCCEEDED:
+        raise UsageError(f"--after {name}: {job.id} has not succeeded ({job.reason})")
+    return job.id
 
 
 #: The deployment in each pool of a job, by name, in the order in which they are tried.
@@ -441,7 +482,8 @@ def _deadline(
     if limit is None:
         return seconds, why
     hourly = prices.dearest.usd_per_hour(wanted.high)
-    usd = usd_at_most(prices, shape, num_nodes=wanted.high, max_seconds=seconds)
+    keep_s = round(options.keep * 60)
+    usd = usd_at_most(prices, shape, num_nodes=wanted.high, max_seconds=seconds, keep_s=keep_s)
     if hourly is None or usd is None:
         raise UsageError(
             f"--max-cost {limit:g} cannot be kept: {prices.why_unknown}; leave it out, and give "

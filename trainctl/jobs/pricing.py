@@ -30,7 +30,7 @@ MOST_JOBS: Final = 1000
 
 
 def usd_at_most(
-    prices: Prices, shape: ClusterShape, *, num_nodes: int, max_seconds: int
+    prices: Prices, shape: ClusterShape, *, num_nodes: int, max_seconds: int, keep_s: int = 0
 ) -> float | None:
     """A job's maximum cost, in US dollars at list prices; None where a price is missing.
 
@@ -41,6 +41,7 @@ def usd_at_most(
     Args:
         num_nodes: most worker nodes.
         max_seconds: deadline after the admission.
+        keep_s: how long its hosts stay after its end; a sweep ends that.
     """
     prices = prices.dearest
     hourly = prices.usd_per_hour(num_nodes)
@@ -50,6 +51,8 @@ def usd_at_most(
     heads = min(1, shape.max_heads - 1)
     workers = min(1, max(0, shape.max_workers - num_nodes)) if num_nodes else 0
     surplus = heads * (prices.head.usd_per_hour or 0) + workers * (prices.worker.usd_per_hour or 0)
+    if keep_s:
+        max_seconds += times.KEEP_STARTS_S + keep_s + times.SWEEP_EVERY_S
     return (hourly * (max_seconds + times.JOB_TAIL_S) + surplus * times.SURPLUS_HOST_S) / 3600
 
 
@@ -65,6 +68,8 @@ class Cost:
     """Cost of the shared file system in the meantime."""
     paid: list[Paid] | None
     """Run time of each of its nodes; None: not known."""
+    kept_s: float = 0
+    """Seconds, of all its hosts together, for which they waited for the next job."""
     why_unknown: str = ""
     """Reason for a missing ``usd``, in a phrase."""
 
@@ -106,7 +111,15 @@ def cost_of(deployment: Deployment, job: JobExecution, tasks: Sequence[Task] | N
     usd = None if prices is None or paid is None else _usd(prices, paid)
     if usd is None and not why:
         why = prices.why_unknown if prices else "its order has no prices"
-    return Cost(usd=usd, nat_usd=nat_usd, shared_usd=shared_usd, paid=paid, why_unknown=why)
+    waited = paid_of([each for each in tasks or () if each.kept_until], now=now) if paid else None
+    return Cost(
+        usd=usd,
+        nat_usd=nat_usd,
+        shared_usd=shared_usd,
+        paid=paid,
+        kept_s=sum(each.seconds for each in waited or ()),
+        why_unknown=why,
+    )
 
 
 def costs_of(
@@ -140,8 +153,11 @@ def _usd_at_most(job: JobExecution, shape: ClusterShape) -> float:
     if not (job.spec and job.prices):
         return 0
     pool = shape.in_pools.get(job.spec.ladder[0], shape)
-    num_nodes, seconds = job.spec.nodes.high, job.spec.max_seconds
-    return usd_at_most(job.prices, pool, num_nodes=num_nodes, max_seconds=seconds) or 0
+    num_nodes, spec = job.spec.nodes.high, job.spec
+    usd = usd_at_most(
+        job.prices, pool, num_nodes=num_nodes, max_seconds=spec.max_seconds, keep_s=spec.keep_s
+    )
+    return usd or 0
 
 
 def usd_so_far(job: JobExecution, tasks: Sequence[Task], *, now: datetime) -> float | None:

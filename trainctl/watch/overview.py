@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from contract.runs import RESULT_FILE
-from contract.text import age, dollars, duration, percent, significant, utc
+from contract.text import age, counted, dollars, duration, percent, significant, utc
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.deployment_bucket import json_object
 from trainctl.aws.jobs import JobExecution, QueuePlace
@@ -92,7 +92,7 @@ def rows_of(deployment: Deployment, jobs: Sequence[JobExecution]) -> list[Row]:
             Row(
                 job=job,
                 place=place,
-                state=_state(job, place, waits),
+                state=_state(job, place, waits, nodes[job.id]),
                 progress=None if place else follow.progress_of(deployment, job),
                 usd=costs[job.id],
             )
@@ -105,14 +105,21 @@ def _cost(job: JobExecution, usd: float | None) -> str:
     return "" if usd is None or not (usd or job.is_over) else dollars(usd)
 
 
-def _state(job: JobExecution, place: QueuePlace | None, waits: Waits) -> str:
-    """Its state in a word or two."""
+def _state(
+    job: JobExecution, place: QueuePlace | None, waits: Waits, tasks: Sequence[Task] = ()
+) -> str:
+    """Its state in a word or two.
+
+    Args:
+        tasks: its nodes, with those that keep its hosts.
+    """
     if place:
         return "user's limit" if place.limit else f"queued {place.number}"
     if waits.hold:
         return f"held, {duration(max(0, round(waits.hold.until - time.time())))} left"
     if job.is_over:
-        return job.outcome.brief
+        kept = sum(not task.has_stopped for task in tasks if task.kept_until)
+        return job.outcome.brief + (f", keeps {counted(kept, 'host')}" if kept else "")
     return "waiting" if waits.reason else "running"
 
 
@@ -154,7 +161,7 @@ class View:
     @property
     def state(self) -> str:
         """As in a list."""
-        return _state(self.job, self.place, self.waits)
+        return _state(self.job, self.place, self.waits, self.tasks)
 
     def words(self) -> dict[str, str]:
         """All of it but its nodes and lines, by label; what is not known is left out."""
@@ -174,6 +181,7 @@ class View:
             "command": shlex.join(spec.command) if spec else "",
             "nodes": _nodes(job, self.tasks),
             "pool": ", ".join(spec.pools) if spec else "",
+            "kept": self._kept(),
             "cost": f"unknown: {self.cost.why_unknown}" if usd is None else _cost(job, usd),
             "training": self._trained(),
             "record": self.record,
@@ -197,6 +205,15 @@ class View:
         waited_s = round((began - self.job.began).total_seconds())
         return f", {duration(waited_s)} of it before its head ran" if waited_s > 0 else ""
 
+    def _kept(self) -> str:
+        """Its hosts that wait for the next job; empty if there are none."""
+        until = [each.kept_until for each in self.tasks if each.kept_until and not each.has_stopped]
+        if not until:
+            return ""
+        at = utc(datetime.fromtimestamp(max(until), tz=UTC))
+        whose = self.job.submitter
+        return f"{counted(len(until), 'host')} for the next job of {whose}, until {at}"
+
     def _trained(self) -> str:
         """``81.20% of 3.52 paid host hours``; empty if unknown."""
         if self.goodput is None:
@@ -210,7 +227,8 @@ class View:
         for task in self.tasks:
             is_routine = task.exit_code == 0 and task.stopped_reason in _ROUTINE
             why = "" if is_routine else task.stopped_reason
-            rows.append([task.kind, task.id, task.status, task.address, why])
+            kind = f"{task.kind}, kept" if task.kept_until else task.kind
+            rows.append([kind, task.id, task.status, task.address, why])
         return rows
 
     def values(self, logs: NodeLogs) -> dict[str, object]:

@@ -15,7 +15,14 @@ import boto3
 
 from contract import times
 from contract.job import JOB_TAG, JobStatus, stop_reason
-from contract.job_outcome import AILING_SINCE, DISCONNECTED_SINCE, job_of, refusal, seen_since
+from contract.job_outcome import (
+    AILING_SINCE,
+    DISCONNECTED_SINCE,
+    job_of,
+    keeper_of,
+    refusal,
+    seen_since,
+)
 from contract.nodes import GROUP_TAG, pool_hosts, pool_provider
 
 if TYPE_CHECKING:  # Lambda has boto3 and not its types
@@ -85,6 +92,15 @@ def is_waiting(task: "TaskTypeDef") -> bool:
 def is_wanted(provider: str, wanted: Collection[str]) -> bool:
     """True if a task waits for a capacity provider, or ("") for any."""
     return provider in wanted or "" in wanted
+
+
+def provider_of(pool: str) -> str:
+    """Capacity provider of a pool of workers; of heads, for an empty name."""
+    heads, workers, *_ = GROUPS.values()
+    if not pool:
+        return heads
+    place = PLACES.get(pool, "")
+    return pool_provider(STACK, place) if place else workers
 
 
 def groups_of(provider: str) -> list[str]:
@@ -307,14 +323,17 @@ def is_surplus(
     if host["runningTasksCount"] or host["pendingTasksCount"]:
         return False
     now, provider = time.time(), host.get("capacityProviderName", "")
+    ended = tasks_on(host["containerInstanceArn"])
     if is_wanted(provider, wanted) and host["status"] != "DRAINING":
         # ECS places a task that waits on a host that can take it within this time.
         if now - wanted.get(provider, now) < times.SWEEP_EVERY_S:
             return False
         idle_s = times.HOST_JOINS_S
-    elif provider in missed and not tasks_on(host["containerInstanceArn"]):
+    elif provider in missed and not ended:
         idle_s = 0
-    return now - unused_since(host) >= idle_s
+    elif ended and keeper_of(max(ended, key=lambda each: each["createdAt"])):
+        idle_s = min(idle_s, times.TAKEN_HOST_S)
+    return now - max(host["registeredAt"].timestamp(), last_end(ended)) >= idle_s
 
 
 def correct_groups(wanted: Collection[str]) -> None:
@@ -445,12 +464,6 @@ def unended(host: str) -> "TaskTypeDef | None":
     stopped = [each for each in tasks_on(host) if each["desiredStatus"] == "STOPPED"]
     left = [each for each in stopped if not each.get("stoppedAt")]
     return min(left, key=lambda each: each["taskArn"], default=None)
-
-
-def unused_since(host: "ContainerInstanceTypeDef") -> float:
-    """Unix time since which nothing has run on a host that runs nothing."""
-    tasks = tasks_on(host["containerInstanceArn"])
-    return max(host["registeredAt"].timestamp(), last_end(tasks))
 
 
 def last_end(tasks: "list[TaskTypeDef]") -> float:

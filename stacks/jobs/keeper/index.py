@@ -12,6 +12,7 @@ project's ``contract`` package, which is packed beside it. Its events, by ``Acti
              for longer than their job wants to, or whose job can try another pool; terminates
              hosts that have had no task for a while, that never joined the cluster, or that
              cannot take the task that waits
+    take     a job's head, before it starts workers: frees hosts that are kept for its user
     release  a job's head, of ``Hosts`` that it needs no more: terminates those without a task; no
              other task comes to those that ``AreBad``
              trainctl, when a standing cluster has been stopped: terminates all without a task
@@ -43,7 +44,6 @@ from contract.job import (
     Life,
     Outcome,
     Placement,
-    Priority,
     execution_arn,
     record_json,
     status_of_stop,
@@ -58,20 +58,19 @@ from contract.job_outcome import (
     head_of,
     is_in_vain,
     job_of,
+    keeper_of,
     text_of,
     verdict,
 )
-from contract.nodes import ENV_JOB_SPEC, Range, pool_provider
-from stacks.jobs.keeper import notices
+from contract.nodes import DEFAULT_POOL, ENV_JOB_SPEC, Range
+from stacks.jobs.keeper import kept, notices
 from stacks.jobs.keeper.cluster import (
-    GROUPS,
-    PLACES,
     POOLS,
     QUICK,
-    STACK,
     described,
     each_of,
     is_waiting,
+    provider_of,
     refusal_of,
     release,
     release_idle,
@@ -158,11 +157,6 @@ def begun(job: str) -> list[JobSpec | None]:
 def user_of(job: str) -> str:
     """User who submitted a job."""
     return spec.submitter if (spec := order_of(job)) else ""
-
-
-def priority_of(job: str) -> Priority:
-    """The priority of a job, which is normal where its order is not understood."""
-    return spec.priority if (spec := order_of(job)) else Priority.NORMAL
 
 
 def head_starts(job: str) -> list[float] | None:
@@ -292,8 +286,12 @@ def admit(event: dict[str, Any]) -> dict[str, Any]:
         )
     elif spec.user_id and object_of(runs.job_stop(spec.user_id, job)):
         status, reason = JobStatus.STOPPED, STOPPED_BY_USER
+    elif spec.after and (other := execution(spec.after).get("status")) != "SUCCEEDED":
+        status = JobStatus.QUEUED if other == "RUNNING" else JobStatus.FAILED
+        reason = f"{status}: {spec.after} has not succeeded"
     elif place := admitted(job, spec):
         status, reason = JobStatus.RUNNING, "running"
+        kept.take(job, spec, 1, pool="")
     elif waited < times.QUEUE_S:
         status, reason = JobStatus.QUEUED, "queued"
     else:
@@ -323,7 +321,7 @@ def admitted(job: str, spec: JobSpec) -> tuple[tuple[str, ...], Range] | None:
 def turn_of(job: str, spec: JobSpec) -> tuple[tuple[tuple[str, ...], Range] | None, bool]:
     """The same, beside those that are before it and those that have begun without knowing of it;
     and whether there may be some of the latter."""
-    names = in_order(executions("RUNNING"), priority_of, now=time.time())
+    names = in_order(executions("RUNNING"), order_of, now=time.time())
     order = LIMITS.in_turn(names, user_of)
     # A list without the job itself may lack those just before it, too.
     if job not in order[: LIMITS.max_heads]:
@@ -336,7 +334,11 @@ def turn_of(job: str, spec: JobSpec) -> tuple[tuple[tuple[str, ...], Range] | No
         for each in names
         if each != job
         and (
-            LIMITS.max_jobs_per_user or (each not in before and priority_of(each) != spec.priority)
+            LIMITS.max_jobs_per_user
+            or (
+                each not in before
+                and (spec.after or getattr(order_of(each), "priority", None) != spec.priority)
+            )
         )
     ]
     ahead = {each: found for each in others if (found := begun(each))}
@@ -348,7 +350,8 @@ def turn_of(job: str, spec: JobSpec) -> tuple[tuple[tuple[str, ...], Range] | No
     earlier = [order_of(each) for each in before]
     for each in ahead.keys() - {*before}:
         earlier += ahead[each]
-    return LIMITS.place(spec, earlier), not {*others} <= {*before}
+    limits = kept.beside_others(LIMITS, spec)
+    return limits.place(spec, earlier), not {*others} <= {*before}
 
 
 def end(event: dict[str, Any]) -> dict[str, Any]:
@@ -388,7 +391,7 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             if spec:
                 outcome = write_record(job, spec, outcome)
     finally:
-        moves = pools != own_pools
+        moves, workers = pools != own_pools, provider_of(spec.ladder[0] if spec else DEFAULT_POOL)
         if outcome.again and not moves:  # they stay for another attempt
             hosts = set()
         own = {host} if (host := text_of(task, "ContainerInstanceArn")) else set()
@@ -396,10 +399,10 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             release(own, are_bad=True)
         elif not outcome.again:
             hosts |= own
-        release(hosts)
+        release(kept.keep(hosts, job, spec, outcome))
         if moves or (outcome.status is JobStatus.NO_CAPACITY and not outcome.again):
             # What has come without the others would idle until a sweep ends it.
-            release_idle(running(), idle_s=times.IDLE_HOST_S, missed=[provider_of(spec)])
+            release_idle(running(), idle_s=times.IDLE_HOST_S, missed=[workers])
     answer: dict[str, Any] = json.loads(outcome.to_json())
     return answer | {"pools": [*pools]} if outcome.again else answer
 
@@ -416,20 +419,13 @@ def explained(job: str, spec: JobSpec, outcome: Outcome, asked: float) -> Outcom
     if outcome.reason != "no capacity":
         return outcome
     # Of the head's group, or of the workers', for which the head has waited.
-    heads, workers = next(iter(GROUPS.values())), provider_of(spec)
+    heads, workers = provider_of(""), provider_of(spec.ladder[0])
     if why := refusal_of(workers if outcome.exit_code == exits.NO_CAPACITY else heads, asked):
         again = outcome.again and not is_in_vain(why)
         outcome = replace(outcome, reason=f"no capacity: {why}", again=again)
     # AWS may have answered otherwise in another try of this function, which ended the job.
     ended = record_of(job, spec, may_fail=True) if outcome.again else None
     return ended if ended and ended.status is JobStatus.NO_CAPACITY else outcome
-
-
-def provider_of(spec: JobSpec | None) -> str:
-    """Capacity provider of the first pool of a job."""
-    _, workers, *_ = GROUPS.values()
-    place = PLACES.get(spec.ladder[0], "") if spec else ""
-    return pool_provider(STACK, place) if place else workers
 
 
 def moved(
@@ -545,6 +541,7 @@ def sweep() -> dict[str, Any]:
         except Exception as error:  # one task must not keep the others running
             left.append(f"{task['taskArn']}: {error}")
     alive = [each for each in tasks if each["taskArn"] not in stopped]
+    kept.take_for_waiting(alive, order_of)
     lives = {each["taskArn"]: life_of(each).at for each in alive}
     silent = [arn for arn, at in lives.items() if time.time() - at > times.HEAD_SILENT_S]
     found = {
@@ -600,9 +597,10 @@ def reason_to_stop(
         listed: jobs whose executions run, by a list.
     """
     job = job_of(task)
+    if keeper_of(task):
+        return "its host was kept for long enough" if kept.is_over(task) else ""
     if not job:
-        family = task["taskDefinitionArn"].rpartition("/")[2].partition(":")[0]
-        is_stray = family in FAMILIES and task["taskArn"] not in served
+        is_stray = kept.family_of(task) in FAMILIES and task["taskArn"] not in served
         return "it belongs to no job and no service" if is_stray else ""
     if job not in statuses:
         is_listed = job in listed
@@ -692,6 +690,8 @@ def handler(event: dict[str, Any], _context: Any) -> Any:
             return admit(event)
         case {"Action": "end"}:
             return end(event)
+        case {"Action": "take", "Job": job, "Count": count, "Pool": pool}:
+            return kept.take(job, spec, count, pool=pool) if (spec := order_of(job)) else None
         case {"Action": "release", "Hosts": [_, *_] as hosts}:
             release({*hosts}, are_bad=event.get("AreBad", False))
             return {"released": hosts}
