@@ -278,14 +278,11 @@ class JobHead:
             code = faults.exit_code(error)
             raise
         finally:
-            # The hosts of the workers wait for the next head, or are kept; the keeper ends their
-            # tasks.
-            is_kept = bool(self._config.spec.keep_s)
-            self._ray.end(keeps_workers=is_kept or code in exits.TRIED_AGAIN)
+            # Their hosts wait for the next head, or are kept; the keeper ends their tasks.
+            is_kept = self._config.spec.keep_s > 0 or code in exits.TRIED_AGAIN
+            self._ray.end(keeps_workers=is_kept)
 
     def _until_end(self) -> int:
-        if (code := self._until_up()) is not None:
-            return code
         # A process of Ray may still write there when it is removed.
         with tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True) as folder:
             return self._run_in(Path(folder))
@@ -316,7 +313,7 @@ class JobHead:
         self._is_unfit = True
 
     def _until_up(self) -> int | None:
-        """Wait until Ray is up; an exit code where that does not come."""
+        """Wait until Ray is up, then for workers; an exit code where it does not come up."""
         began = self._clock.monotonic()
         # Its port alone is not enough: the head is a node of its own cluster some seconds later.
         while self._ray.size is None:
@@ -326,15 +323,21 @@ class JobHead:
                 self._say_of_ray(f"Ray did not start within {times.RAY_START_S} s")
                 return exits.RAY_FAILED
             self._clock.sleep(_POLL_S)
+        if self._holds:
+            spec, now = self._config.spec, self._clock.monotonic()
+            self._decisions = Decisions(spec, self._config.deadline, now)
         return None
 
     def _run_in(self, folder: Path) -> int:
         spec, work = self._config.spec, folder / WORK
         work.mkdir()
         try:
+            # Ray starts meanwhile.
             own = user_code.prepare(spec, work, should_stop=self._must_end)
             if self._asks:
                 self._check_program(work, own)
+            if not self._looks and (early := self._until_up()) is not None:
+                return early
             spawn = self._spawner(work, own)
             # The laptop counted a recipe's workers, and a program on nodes asks Ray for nothing.
             if spec.uses_ray:
@@ -351,7 +354,7 @@ class JobHead:
         try:
             code = self._wait(command)
             if self._looks and code == exits.OK:
-                self._ask_for_workers()
+                self._ray.scale()
                 early = self._until_nodes()
                 if early is None:
                     command = spawn()
@@ -359,9 +362,14 @@ class JobHead:
         finally:
             command.end()  # what it has left behind writes no more
             is_saved = self._save_files()
+        return self._concluded(code, folder, is_saved=is_saved)
+
+    def _concluded(self, code: int, folder: Path, *, is_saved: bool) -> int:
+        """Explain the end of the command, and hold the hosts if it has failed; the exit code."""
+        is_explained = self._config.spec.on == Placement.HEAD and not self._is_ending
         if code == exits.OK and not is_saved:
             code = exits.FILES_LOST
-        elif spec.on == Placement.HEAD and code not in exits.TRIED_AGAIN and not self._is_ending:
+        elif is_explained and code not in exits.TRIED_AGAIN:
             self._tell_why(folder, has_failed=code != exits.OK)
         if not (self._is_ending or self._is_stopped):  # also while it saved its files
             self._hold(code)
@@ -449,23 +457,17 @@ class JobHead:
             gpus=config.worker_gpus,
         ).check()
         if self._holds:
-            self._ask_for_workers()
-
-    def _ask_for_workers(self) -> None:
-        """Have workers come, which are waited for from now on."""
-        config = self._config
-        self._decisions = Decisions(config.spec, config.deadline, self._clock.monotonic())
-        self._ray.scale()
+            self._ray.scale()
 
     def _until_nodes(self) -> int | None:
-        """Wait for the worker nodes that a recipe needs, before its command and Ray Train start:
-        these would keep the head's processors busy meanwhile; an exit code where that fails."""
-        while self._decisions.is_short:
-            if (code := self._reason_to_end()) is not None:
-                self._is_ending = True
-                return code
+        """Wait for Ray and a recipe's worker nodes; an exit code where that fails."""
+        # Its command would keep the head's processors busy meanwhile.
+        code = self._until_up()
+        while code is None and self._decisions.is_short:
             self._clock.sleep(_POLL_S)
-        return None
+            code = self._reason_to_end()
+        self._is_ending = code is not None
+        return code
 
     def _hear(self, line: str) -> None:
         """A line that the command has printed."""
@@ -475,11 +477,7 @@ class JobHead:
             self._watch.hear(line)
 
     def _tell_why(self, folder: Path, *, has_failed: bool) -> None:
-        """Report why the command has failed, or what it has passed over.
-
-        Args:
-            folder: of the job on the head.
-        """
+        """Report why the command has failed, or what it has passed over in the job's folder."""
         run, errors = self._config.spec.run, errors_in(folder / NOTED_ERRORS)
         if has_failed:
             reason = cause(errors, code=self._own_code, log=self._log_end).reason(run)

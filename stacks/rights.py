@@ -411,9 +411,9 @@ def starting_tasks(
 ) -> Rights:
     """Starting tasks of some definitions in the cluster, and of more families with the same
     roles."""
-    roles = {
+    roles = [
         role.role_arn for task in tasks for role in (task.task_role, task.execution_role) if role
-    }
+    ]
     return (
         # All revisions: a job that runs while the stack is updated keeps its own.
         allow(
@@ -436,7 +436,7 @@ def starting_tasks(
         + allow(
             "PassRoles",
             "iam:PassRole",
-            on=[*roles],
+            on=[*dict.fromkeys(roles)],
             where={"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}},
         )
     )

@@ -139,7 +139,7 @@ class JobRunner(Construct):
         )
 
         tasks = [self.task, nodes.head.task, nodes.worker.task]
-        families = [each.family for each in (*tasks, *(pool.task for pool in pools.values()))]
+        families = [each.family for each in tasks]  # the keeper knows those of pools
         most = {name: pool.hosts.kind.max_hosts for name, pool in pools.items()}
         places = [f"{name}={pool.hosts.kind.place}" for name, pool in pools.items()]
         keeper_pools = {

@@ -48,6 +48,8 @@ class SimulatedEcs(Account):
         )
         super().__init__(model_of({}, now=lambda: self.now, after=lambda *_: None, agent=idle))
         self.tasks, self.capacity = self.model.tasks, 100
+        self.taken: list[int] = []
+        """How many kept hosts were asked for, each time."""
         self.released: list[tuple[str, list[str]]] = []
         """How the keeper was called, and for which hosts."""
 
@@ -72,6 +74,10 @@ class SimulatedEcs(Account):
     def on_invoke(self, **arguments: Any) -> Any:
         assert arguments["FunctionName"] == "keeper"
         event = json.loads(arguments["Payload"])
+        if event["Action"] == "take":
+            assert event == {"Action": "take", "Job": JOB, "Count": event["Count"], "Pool": "l4"}
+            self.taken.append(event["Count"])
+            return
         assert event["Action"] == "release"
         self.released.append((arguments["InvocationType"], event["Hosts"]))
 
@@ -93,7 +99,7 @@ def provider(ecs: SimulatedEcs, **more: Any) -> EcsNodeProvider:
         "job": JOB,
         "tags": {"job": JOB},
         "head": HEAD,
-        "task_definition": "worker:1",
+        "task_definition": "arn:aws:ecs:us-east-1:1:task-definition/S-pool-l4:1",
         "capacity_provider": "gpus",
         "keeper": "keeper",
         "subnets": ["subnet-1"],
@@ -172,6 +178,7 @@ def test_the_hosts_of_nodes_that_go_are_the_keepers_to_end(
     own.terminate_nodes([first, second])
     hosts = [f"host/{each.rpartition('/')[2]}" for each in (first, second)]
     assert ecs.released == [("Event", hosts)]
+    assert ecs.taken == [3], "hosts that are kept for the user are freed first"
     assert ecs.running() == {third}
 
 

@@ -100,17 +100,21 @@ def test_only_jobs_start_anything_and_that_is_heads_and_workers_in_this_cluster(
         for action in each["Action"]
         if action in start
     }
-    # The head starts workers; the state machine starts heads.
-    starts = {"JobsRole": "NodesWorkerTask", "JobsExecutionRole": "JobsTask"}
-    assert {action for _, action in found} == {"ecs:RunTask", "iam:PassRole"}
-    assert {name for name, _ in found} == {*starts}
-    for name, task in starts.items():
-        run = found[name, "ecs:RunTask"]
-        (definition,) = run["Resource"]
-        assert task in definition
+    # The head starts workers; the state machine starts heads; the keeper keeps hosts of both.
+    starts = {
+        ("JobsRole", "ecs:RunTask"): ["NodesWorkerTask"],
+        ("JobsExecutionRole", "ecs:RunTask"): ["JobsTask"],
+        ("JobsKeeperRole", "ecs:StartTask"): ["JobsTask", "NodesWorkerTask"],
+    }
+    assert {each for each in found if each[1] != "iam:PassRole"} == {*starts}
+    assert {name for name, _ in found} == {name for name, _ in starts}
+    for (name, action), tasks in starts.items():
+        run = found[name, action]
+        for task, definition in zip(tasks, run["Resource"], strict=True):
+            assert task in definition
         assert run["Condition"]["ArnEquals"].keys() == {"ecs:cluster"}
         passed = found[name, "iam:PassRole"]
-        assert len(passed["Resource"]) == 2
+        assert len(passed["Resource"]) == 1 + len(tasks)
         assert passed["Condition"] == {
             "StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}
         }

@@ -208,7 +208,8 @@ def test_a_call_that_a_role_does_not_need_is_refused(
     assert not deployed.may(deployed.role(role), action, resource.format_map(named))
 
 
-KEEPERS: Final = [f"stacks/jobs/keeper/{each}.py" for each in ("index", "cluster", "notices")]
+_PARTS: Final = ("index", "cluster", "kept", "notices")
+KEEPERS: Final = [f"stacks/jobs/keeper/{each}.py" for each in _PARTS]
 #: Role -> what runs under it, of which each call of AWS needs a right.
 CALLERS: Final = {
     "JobsKeeperRole": (*KEEPERS,),

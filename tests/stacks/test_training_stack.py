@@ -115,14 +115,19 @@ def test_a_job_starts_nodes_of_any_revision_of_this_stacks_families(synth: Synth
     templates = synth()
     definitions = templates.of_type("AWS::ECS::TaskDefinition").values()
     families = {f"{text(each['Family'])}:*" for each in definitions}
-    allowed = {
-        text(statement["Resource"]).rpartition("task-definition/")[2]
+    allowed = [
+        text(resource).rpartition("task-definition/")[2]
         for policy in templates.of_type("AWS::IAM::Policy").values()
         for statement in policy["PolicyDocument"]["Statement"]
         if statement.get("Sid") == "StartTasks"
-    }
-    assert len(allowed) == 2
-    assert allowed <= families
+        for resource in (
+            statement["Resource"]
+            if isinstance(statement["Resource"], list)
+            else [statement["Resource"]]
+        )
+    ]
+    assert len(allowed) == 4, "a job's head, its workers, and the keeper both"
+    assert {*allowed} <= families
 
 
 def test_a_job_pulls_its_image_though_an_update_uses_only_the_other(synth: Synth) -> None:

@@ -76,7 +76,7 @@ def arrange(account: Account, state: dict[str, Any]) -> None:
         for task, has in heads.items():
             account.add_head(job, task, **has)
         for task, has in workers.items():
-            account.add_worker(task, "RUNNING", job=job, group=f"job:{job}", **has)
+            account.add_worker(task, "RUNNING", job=job, **{"group": f"job:{job}"} | has)
     for name, value in state.items():
         assert name in vars(account), name
         setattr(account, name, value)

@@ -3,7 +3,7 @@
 import functools
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -324,11 +324,6 @@ class Jobs:
         executions = [*pages.search("executions[]")]
         executions += [{"name": "", "startDate": now}] if new else []
         names = in_order(executions, spec, now=now.timestamp())
-        follows = {
-            each["name"]: own.after
-            for each in executions
-            if each["name"] not in names and (own := spec(each["name"]))
-        }
         if len({*map(priority, names)}) > 1:  # what has begun is not ended for another
             names.sort(key=lambda name: not has_begun(name))
         order = limits.in_turn(names, user)
@@ -360,7 +355,7 @@ class Jobs:
                 limit = limits.max_jobs_per_user
                 number = len(places) + 1
                 places[name] = QueuePlace(number=number, after=after, until=None, limit=limit)
-        for name, other in follows.items():
+        for name, other in _followed(executions, names, spec):
             places[name] = QueuePlace(number=len(places) + 1, after=other, until=deadline(other))
         return places
 
@@ -444,6 +439,21 @@ class Jobs:
             for detail in details
             if isinstance(detail, dict) and (owner := owner_of(detail)) and job in ("*", owner)
         ]
+
+
+def _followed(
+    executions: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    spec: Callable[[str], JobSpec | None],
+) -> list[tuple[str, str]]:
+    """Jobs that wait for another to succeed, with that other one.
+
+    Args:
+        names: of those that wait for none.
+        spec: order of a job.
+    """
+    left = [each["name"] for each in executions if each["name"] not in names]
+    return [(name, own.after) for name in left if (own := spec(name))]
 
 
 def _submitted(output: str | None) -> list[str]:

@@ -111,15 +111,20 @@ def cost_of(deployment: Deployment, job: JobExecution, tasks: Sequence[Task] | N
     usd = None if prices is None or paid is None else _usd(prices, paid)
     if usd is None and not why:
         why = prices.why_unknown if prices else "its order has no prices"
-    waited = paid_of([each for each in tasks or () if each.kept_until], now=now) if paid else None
     return Cost(
         usd=usd,
         nat_usd=nat_usd,
         shared_usd=shared_usd,
         paid=paid,
-        kept_s=sum(each.seconds for each in waited or ()),
+        kept_s=_kept_s(tasks or (), now=now),
         why_unknown=why,
     )
+
+
+def _kept_s(tasks: Sequence[Task], *, now: datetime) -> float:
+    """Seconds of the nodes that only kept their hosts, as far as they are known."""
+    kept = paid_of([each for each in tasks if each.kept_until], now=now)
+    return sum(each.seconds for each in kept or ())
 
 
 def costs_of(

@@ -49,6 +49,9 @@ POOLS: dict[str, int] = json.loads(os.environ.get("POOLS", "{}"))
 GROUPS = dict(each.split("=") for each in os.environ.get("GROUPS", "").split())
 #: The pools and their places (``nodes.pool_place``).
 PLACES = dict(each.split("=") for each in os.environ.get("PLACES", "").split())
+#: Families of the deployment's tasks.
+FAMILIES = os.environ.get("FAMILIES", "").split()
+FAMILIES += [pool_hosts(STACK, each) for each in PLACES.values()]
 GROUPS |= {pool_hosts(STACK, each): pool_provider(STACK, each) for each in PLACES.values()}
 
 

@@ -65,6 +65,7 @@ from contract.job_outcome import (
 from contract.nodes import DEFAULT_POOL, ENV_JOB_SPEC, Range
 from stacks.jobs.keeper import kept, notices
 from stacks.jobs.keeper.cluster import (
+    FAMILIES,
     POOLS,
     QUICK,
     described,
@@ -92,8 +93,6 @@ LIMITS = Limits(
     max_jobs_per_user=int(os.environ.get("MAX_JOBS_PER_USER", "0")),
     pools=POOLS,
 )
-#: Families of the deployment's tasks.
-FAMILIES = os.environ.get("FAMILIES", "").split()
 #: Ends of which the head tells more, and the first words of what it says.
 _FIRST_WORDS = {
     JobStatus.FILES_LOST: "files lost",
@@ -350,7 +349,7 @@ def turn_of(job: str, spec: JobSpec) -> tuple[tuple[tuple[str, ...], Range] | No
     earlier = [order_of(each) for each in before]
     for each in ahead.keys() - {*before}:
         earlier += ahead[each]
-    limits = kept.beside_others(LIMITS, spec)
+    limits = kept.limits_left(LIMITS, spec)
     return limits.place(spec, earlier), not {*others} <= {*before}
 
 

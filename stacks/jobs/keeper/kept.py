@@ -119,7 +119,7 @@ def take_for_waiting(tasks: "list[TaskTypeDef]", order_of: Callable[[str], JobSp
             take(job, spec, count, pool=pool)
 
 
-def beside_others(limits: Limits, spec: JobSpec) -> Limits:
+def limits_left(limits: Limits, spec: JobSpec) -> Limits:
     """Limits of a deployment without the hosts that are kept for other users than a job's."""
     kept = [each for each in cluster.running() if keeper_of(each)]
     found = Counter(_pool(each) for each in kept if each.get("startedBy") != keeps_as(spec.user_id))
