@@ -350,6 +350,18 @@ def test_a_recipe_reads_its_data_before_workers_are_asked_for(code: int, num_com
     assert life.ray.scaled == [(None, None)] * (num_commands - 1)
 
 
+def test_ray_starts_meanwhile_and_workers_are_waited_for_once_it_is_up() -> None:
+    words = ("python", "-m", "training.launch", "fsdp", "--run", "r1")
+    order: dict[str, Any] = {"recipe": "fsdp", "command": words, "nodes": Range(2, 2), **WAITS}
+    life = Life(lasts=100, codes=(0, 0), keep_s=600, **order)
+    life.ray.start = lambda: None  # type: ignore[method-assign]
+    life.clock.at(130, life.ray.have, 0)
+    life.clock.at(185, life.ray.have, 2)
+    assert life.job.run() == exits.OK
+    assert [each.ends for each in life.commands] == pytest.approx([100, 285], abs=0.3)
+    assert life.ray.done[-1] == "ended, workers kept", "their hosts are kept for the next job"
+
+
 @pytest.mark.parametrize(
     ("recipe", "on", "seconds"),
     [
