@@ -14,6 +14,7 @@ ENVIRONMENT_FILE: Final = "environment.json"
 METRICS_FILE: Final = "metrics.jsonl"
 EVALUATION_FILE: Final = "evaluation.json"
 RESULT_FILE: Final = "result.json"
+TRIALS_FILE: Final = "trials.json"  # of a tuning: its trials and what they have reached
 PROGRESS_FILE: Final = "progress.json"
 REPORT_FILE: Final = "report.html"
 OVERWRITTEN_FILE: Final = "overwritten-by"  # the job that removed an earlier run of the name

@@ -39,6 +39,7 @@ from trainctl.commands import (
     stop,
     submit,
     top,
+    tune,
     ui,
     wait,
 )
@@ -70,6 +71,7 @@ _PASSES_ON: Final = {"ignore_unknown_options": True}
 
 _takes_recipe = app.command(cls=RecipeCommand, context_settings=_PASSES_ON, rich_help_panel=_JOBS)
 _takes_recipe(flattened(submit.submit))
+_takes_recipe(flattened(tune.tune))
 _takes_recipe(flattened(plan.plan))
 of_jobs = (settings.settings, ls.ls, ui.ui, show.show, top.top, logs.logs, wait.wait)
 of_runs = (checkpoints.checkpoints, report.report, download.download)

@@ -30,7 +30,7 @@ from trainctl.jobs.job_options import JobOptions
 from trainctl.jobs.job_plan import JobPlan
 from trainctl.jobs.job_request import JobRequest
 from trainctl.options import Where, by_name, flattened, refusal, text, words_of
-from trainctl.runs import downloads
+from trainctl.runs import downloads, trial_list
 from trainctl.watch import follow
 from trainctl.watch.polling import Polling
 from training.record.events import Metrics, parse_metrics
@@ -170,6 +170,12 @@ class Job:
         """
         values = json_object(self._deployment.bucket.read_of_run(self.run, RESULT_FILE))
         return Result.from_json(values) if values else None
+
+    @_explains
+    def trials(self) -> list[dict[str, object]]:
+        """Trials of a job with ``vary``, the best first: run, settings, status, and the best value
+        of the measure that they are compared by (None: not evaluated yet)."""
+        return trial_list.of(self._deployment.bucket, self.run).rows
 
     @_explains
     def metrics(self) -> Metrics:

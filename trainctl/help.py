@@ -97,6 +97,8 @@ class RecipeCommand(HelpCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read a job file, if one is given, before the options of the command line."""
+        if self.name == "tune" and args and args[0].endswith(".toml"):
+            args = ["--file", *args]
         parsed = self.make_parser(ctx).parse_args([*args])[0]
         if (file := parsed.get("file")) and not ctx.resilient_parsing:
             args = job_file.expanded(Path(file), args, parsed.get("words") or [], self.params)

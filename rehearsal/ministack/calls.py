@@ -125,11 +125,11 @@ def ecs_calls(caller: str, action: str, request: dict[str, Any]) -> list[Call]:
     if names:
         path = f"{kind}/{name}/"
         return [call(action, arn("ecs", path + each.rpartition("/")[2])) for each in names]
-    if action == "ecs:RunTask":
+    if action in ("ecs:RunTask", "ecs:StartTask"):
         definition = definition_of(request)
         return [
             call(action, definition.get("taskDefinitionArn") or request.get("taskDefinition", "")),
-            *needed_to_run(caller, request, definition, name),
+            *needed_to_run(caller, request, definition, name, action.removeprefix("ecs:")),
         ]
     if action in ("ecs:ListTasks", "ecs:ListTaskDefinitions", "ecs:DeregisterTaskDefinition"):
         return [call(action, "*")]
@@ -137,9 +137,10 @@ def ecs_calls(caller: str, action: str, request: dict[str, Any]) -> list[Call]:
 
 
 def needed_to_run(
-    caller: str, request: dict[str, Any], definition: dict[str, Any], cluster: str
+    caller: str, request: dict[str, Any], definition: dict[str, Any], cluster: str, how: str
 ) -> list[Call]:
-    """Further calls that a caller of RunTask must be allowed: to pass on the roles, and to tag."""
+    """Further calls that a caller of RunTask or StartTask must be allowed: to pass on the roles,
+    and to tag."""
     overrides = request.get("overrides") or {}
     roles = {overrides.get(each) or definition.get(each) for each in ROLES_OF_TASKS}
     found = [
@@ -153,7 +154,7 @@ def needed_to_run(
     ]
     if request.get("tags") or request.get("propagateTags") in PROPAGATED:
         task = arn("ecs", f"task/{cluster}/new")
-        keys = {"ecs:CreateAction": "RunTask"}
+        keys = {"ecs:CreateAction": how}
         found.append(Call(caller=caller, action="ecs:TagResource", resource=task, keys=keys))
     return found
 

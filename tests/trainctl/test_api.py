@@ -1,19 +1,19 @@
 """``from trainctl import submit, Job``: the same orders and the same errors as the command line."""
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from contract.errors import InputError
-from contract.job import JobSpec, JobStatus
-from examples import sweep
+from contract.job import JobStatus
 from tests.aws.calls import refused
+from tests.conftest import ROOT
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from tests.trainctl.saved import save
-from tests.training.test_report import RESULT
 from trainctl import CliError, Job, UsageError, plan, submit
 
 
@@ -162,65 +162,27 @@ def test_what_the_program_wrote_is_fetched(
 
 
 # --- the example ----------------------------------------------------------------------------------
-def finish(account: Account, accuracies: dict[str, float]) -> None:
-    """Jobs end as soon as they start; their runs have an accuracy by learning rate."""
+def test_the_sweep_prints_its_trials_the_best_first(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
     start = account.on_start_execution
 
     def start_and_end(*, name: str, input: str, **named: Any) -> Any:
         answer = start(name=name, input=input, **named)
-        spec = JobSpec.from_json(input)
-        rate = spec.command[spec.command.index("--lr") + 1]
-        if rate in accuracies:
-            result = json.dumps({**RESULT.to_json(), "run": spec.run, "accuracy": accuracies[rate]})
-            account.objects[f"runs/{spec.run}/result.json"] = result.encode()
-            end(account, name)
-        else:
-            end(account, name, status="failed", reason="failed: user code exit 1", exit_code=1)
+        rows = [
+            {"run": f"rates-{lr}", "lr": lr, "accuracy": float(lr)} for lr in ("0.0005", "0.001")
+        ]
+        table = {"metric": "accuracy", "higher_is_better": True, "trials": rows}
+        account.objects["runs/rates/trials.json"] = json.dumps(table).encode()
+        end(account, name)
         return answer
 
     account.__dict__["on_start_execution"] = start_and_end
-
-
-def test_the_sweep_compares_four_jobs(account: Account, capsys: pytest.CaptureFixture[str]) -> None:
-    finish(account, {"0.0005": 0.8, "0.001": 0.9, "0.004": 0.7})
-    assert sweep.main(["--max-usd", "1000", "--", "--epochs", "2"]) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert said.out.splitlines()[-1] == "best: --lr 0.001"
-    assert "failed: user code exit 1" in said.out, "the reason of one"
-    assert [each.run for each in account.orders] == [f"sweep-{rate}" for rate in sweep.RATES]
-    assert all("--epochs" in each.command for each in account.orders)
-
-
-def test_a_sweep_given_again_waits_for_the_jobs_that_are_running(
-    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Job, "wait", interrupted)
-        assert sweep.main(["--max-usd", "1000"]) == 130
-    capsys.readouterr()
-    started = account.sent("start_execution")
-    assert len(started) == len(sweep.RATES)
-    wait = Job.wait
-
-    def end_and_wait(job: Job) -> Any:
-        end(account, job.id, status="failed", reason="failed: user code exit 1", exit_code=1)
-        return wait(job)
-
-    monkeypatch.setattr(Job, "wait", end_and_wait)
-    assert sweep.main(["--max-usd", "1000"]) == 1
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert all(each["name"] in said.out for each in started)
-    assert len(account.sent("start_execution")) == len(sweep.RATES), "none was started twice"
-
-
-def test_a_sweep_that_may_cost_too_much_starts_nothing(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sweep.main(["--max-usd", "0.01"]) == 2
-    assert capsys.readouterr().err
-    assert account.changes == []
+    runpy.run_path(str(ROOT / "examples" / "sweep.py"))
+    (order,) = account.orders
+    assert order.command[:3] == ("python", "-m", "training.tune")
+    assert order.command[-3:] == ("ddp", "--preset", "digits")
+    assert (order.recipe, str(order.nodes)) == ("", "2")
+    best, other = capsys.readouterr().out.splitlines()
+    assert "'lr': '0.001'" in best
+    assert "'lr': '0.0005'" in other

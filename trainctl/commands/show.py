@@ -13,6 +13,8 @@ def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
         output.print_json(view.values(deployment.logs))
         return
     output.print_text("\n".join(f"{key:10}{value}" for key, value in view.words().items()))
+    if view.trials.rows:
+        output.print_table(view.trials.columns, view.trials.cells)
     if view.tasks:
         columns = overview.NODES
         output.print_table(columns, view.node_cells(), prose=columns[-1:], optional=["address"])

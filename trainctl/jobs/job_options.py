@@ -212,6 +212,35 @@ class JobOptions:
             help="Start when this job has succeeded; if it does not, this one fails.",
         ),
     ] = None
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary",
+            metavar="NAME=V1,V2",
+            help="Values of a recipe's setting to try, a run each, on one node each and as many at "
+            "a time as there are --nodes. Several: all their combinations.",
+        ),
+    ] = None
+    trials: Annotated[
+        str,
+        typer.Option(metavar="N[:SEED]", help="Of these combinations so many, at random."),
+    ] = ""
+    metric: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What trials are compared by.",
+            show_default="the recipe's first measure",
+        ),
+    ] = ""
+    stop_hopeless: Annotated[
+        bool,
+        typer.Option(
+            "--stop-hopeless",
+            help="End a trial whose best evaluation is worse than the median of the others by "
+            "then.",
+        ),
+    ] = False
     spot: Annotated[
         bool | None,
         typer.Option(

@@ -31,7 +31,7 @@ from contract.job import (
     Priority,
 )
 from contract.nodes import ENV_COMMIT, HEAD, OF_EACH_NODE, WORKER, Range
-from contract.text import dollars, duration, listed, utc
+from contract.text import counted, dollars, duration, listed, utc
 from trainctl import output
 from trainctl.aws.clients import unless
 from trainctl.aws.deployment import Deployment
@@ -44,7 +44,7 @@ from trainctl.jobs.job_options import JobOptions, On, check_nodes
 from trainctl.jobs.job_request import JobRequest
 from trainctl.jobs.node_images import check_images
 from trainctl.jobs.pricing import NOT_INCLUDED, an_hour, machines, spent, usd_at_most
-from training import recipes
+from training import recipes, trials
 from training.command import (
     Recorded,
     read_command,
@@ -288,7 +288,7 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         run=run,
         command=tuple(work.command),
         nodes=nodes,
-        recipe="" if program else request.words[0],
+        recipe="" if program or request.tuning else request.words[0],
         on=work.on,
         max_seconds=max_seconds,
         capacity_wait_s=min(round(options.wait_minutes * 60), max_seconds),
@@ -389,9 +389,13 @@ def _recipe_work(
     Raises:
         InputError, UsageError: settings are wrong, or it does not fit the pools that are named.
     """
-    options = request.options
+    options, tuning = request.options, request.tuning
+    words, tried = request.words, tuning.trials() if tuning else []
+    if tuning:  # each trains on one node
+        per_node = _first(shapes).worker.num_gpus or 1
+        words, workers = [*words, *trials.options(tried[0])], Range(per_node, per_node)
     command, config = _recipe_command(
-        request.words,
+        words,
         run=run,
         workers=workers,
         deployment=deployment,
@@ -412,12 +416,25 @@ def _recipe_work(
         warnings.append(f"left out: {by_plan}")
         found = {name: each for name, each in found.items() if name not in lacking}
     slowest = [_training_s(config, each) for each in found.values()]
-    return _Work(
+    work = _Work(
         command=command,
         shapes={name: shapes[name] for name in found},
         warnings=warnings,
         expected=next(iter(found.values())),
         training_s=max(filter(None, slowest), default=None),
+    )
+    if tuning is None:
+        return work
+    # The words of the recipe as they were resolved, but those of the first trial.
+    own = command[command.index("--workers") + 2 : len(command) - len(tuning.vary)]
+    many = ["python", "-m", trials.TUNE, "--run", run, *tuning.words(), request.words[0], *own]
+    rounds = math.ceil(len(tried) / (request.nodes.high if request.nodes else 1))
+    return dataclasses.replace(
+        work,
+        command=many,
+        why_on=f"{counted(len(tried), 'trial')}, each on one node",
+        expected=None,
+        training_s=work.training_s and work.training_s * rounds,
     )
 
 

@@ -20,9 +20,10 @@ from trainctl.jobs import variables
 from trainctl.jobs.code_folder import CodeFolder
 from trainctl.jobs.job_options import JobOptions, On
 from trainctl.jobs.programs import Program
-from training import recipes
+from training import recipes, trials
 from training.command import Command, UnknownOptionError, parse_job
 from training.record import trackers
+from training.trials import Tuning
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +40,8 @@ class JobRequest:
     """Name of the variable -> name of the secret with its value."""
     program: Program | None
     """The command and its code; None for a recipe."""
+    tuning: Tuning | None = None
+    """Settings of the recipe to try."""
 
     @classmethod
     def of(cls, options: JobOptions) -> Self:
@@ -48,6 +51,7 @@ class JobRequest:
             InputError, UsageError: it is wrong, or ``training.launch`` would refuse it.
         """
         words, excused = options.words or [], options.not_secret or ()
+        tuning = _tuning(options, words)
         nodes = None if options.nodes is None else Range.parse(options.nodes, option="--nodes")
         _check_code_options(options)
         if words and words[0].startswith("-"):  # else it would be taken for the command
@@ -100,7 +104,35 @@ class JobRequest:
             variables=env,
             secrets=secrets,
             program=program,
+            tuning=tuning,
         )
+
+
+def _tuning(options: JobOptions, words: Sequence[str]) -> Tuning | None:
+    """
+    Raises:
+        InputError, UsageError: a setting cannot be tried.
+    """
+    own = {"--trials": options.trials, "--metric": options.metric}
+    own["--stop-hopeless"] = "given" * options.stop_hopeless
+    if not options.vary:
+        if given := [name for name, value in own.items() if value]:
+            raise UsageError(f"{given[0]} is for trials: give --vary NAME=V1,V2 too")
+        return None
+    if options.code:
+        raise UsageError("--vary is for recipes: a program of your own reads its settings itself")
+    recipe = _check_recipe(words).recipe
+    found = Tuning.of(
+        options.vary,
+        trials=options.trials,
+        metric=options.metric,
+        hopeless=options.stop_hopeless,
+    )
+    found.measure(recipe)
+    for name, values in found.vary.items():
+        for value in values:
+            _check_recipe([*words, *trials.options({name: value})])
+    return found
 
 
 def _check_code_options(options: JobOptions) -> None:

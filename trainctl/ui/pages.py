@@ -121,6 +121,8 @@ class Pages:
         if view.result:
             link = Markup('<a href="../report/{}">open</a>')
             words["report"] = link.format(quote(job.run))
+        if view.trials.rows:
+            cards.append(Card("Trials", view.trials.cells, view.trials.columns))
         lines = "\n".join(map(job_log.text, view.lines))
         cards += [
             Card("Job", words.items()),

@@ -19,10 +19,12 @@ from trainctl.aws.jobs import JobExecution, QueuePlace
 from trainctl.aws.logs import NodeLogs
 from trainctl.aws.tasks import Task
 from trainctl.jobs.pricing import cost_of, costs_of, goodput_of
-from trainctl.runs import run_list
+from trainctl.runs import run_list, trial_list
+from trainctl.runs.trial_list import TrialList
 from trainctl.watch import follow, job_log
 from trainctl.watch.follow import Waits
 from trainctl.watch.job_log import JobLog
+from training import trials
 from training.record.progress import Progress
 
 #: Reasons of AWS, and of a job's autoscaler, for a node that has done its work.
@@ -148,6 +150,10 @@ class View:
                 self.place = jobs.queue(deployment.shape.limits).get(job.id)
             if not self.place:
                 self.waits = follow.waiting(deployment, job, self.tasks)
+        self.trials = TrialList(rows=[])
+        """Those of a job that tries settings."""
+        if job.spec and trials.TUNE in job.spec.command:
+            self.trials = trial_list.of(bucket, job.run)
         self.progress = follow.progress_of(deployment, job)
         self.cost = cost_of(deployment, job, self.tasks)
         self.goodput = goodput_of(deployment, job, self.cost)
@@ -241,6 +247,7 @@ class View:
             "node_seconds": self.cost.seconds,
             "usd": self.cost.usd,
             "goodput": self.goodput,
+            "trials": self.trials.rows,
             "progress": self.progress and self.progress.to_json(),
             "result": self.result,
         }

@@ -9,7 +9,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -38,16 +37,20 @@ def keep(hosts: Collection[str], job: str, spec: JobSpec | None, outcome: Outcom
     has_ended = outcome.status in ENDS and not outcome.again
     if not (hosts and spec and spec.keep_s and spec.user_id and has_ended):
         return {*hosts}
-    began, left = time.monotonic(), {*hosts}
+    began, left, failed = time.monotonic(), {*hosts}, set[str]()
     until = round(time.time() + spec.keep_s)
     while left and time.monotonic() - began < times.KEEP_STARTS_S:
         for host in sorted(left):
-            # What goes wrong here is a host that is released.
-            with suppress(Exception):
+            try:
                 if _start(host, job, spec, until):
-                    left.discard(host)
+                    left.remove(host)
+            except Exception as error:  # it is released
+                print(f"{host} cannot be kept: {error}")
+                left.remove(host)
+                failed.add(host)
         if left:
             time.sleep(2)
+    left |= failed
     print(f"{job}: {len(hosts) - len(left)} of {len(hosts)} hosts are kept until {until}")
     return left
 
