@@ -39,12 +39,11 @@ from trainctl.commands import (
     stop,
     submit,
     top,
-    tune,
     ui,
     wait,
 )
 from trainctl.commands import open as open_
-from trainctl.help import WIDTH, HelpCommand, HelpGroup, RecipeCommand, ShellCommand
+from trainctl.help import WIDTH, HelpCommand, HelpGroup, RecipeCommand, ShellCommand, TuneCommand
 from trainctl.options import flattened, refusal
 
 _EPILOG = (
@@ -71,7 +70,19 @@ _PASSES_ON: Final = {"ignore_unknown_options": True}
 
 _takes_recipe = app.command(cls=RecipeCommand, context_settings=_PASSES_ON, rich_help_panel=_JOBS)
 _takes_recipe(flattened(submit.submit))
-_takes_recipe(flattened(tune.tune))
+app.command(
+    "tune",
+    cls=TuneCommand,
+    context_settings=_PASSES_ON,
+    rich_help_panel=_JOBS,
+    help="""Try settings of a recipe: a run each, on one node each, as many at a time as --nodes.
+
+    The words and options are those of submit, with --vary; or give a job file. The same --run again
+    takes the results that are there. show and ui have the table.
+
+    Examples: trainctl tune lr.toml;
+    trainctl tune ddp --nodes 2 --vary lr=0.0005,0.001,0.002 --epochs 10""",
+)(flattened(submit.submit))
 _takes_recipe(flattened(plan.plan))
 of_jobs = (settings.settings, ls.ls, ui.ui, show.show, top.top, logs.logs, wait.wait)
 of_runs = (checkpoints.checkpoints, report.report, download.download)

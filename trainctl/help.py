@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from contract.text import decimal
+from trainctl.aws.errors import UsageError
 from trainctl.jobs import job_file
 from training.command import NOT_FOR_JOBS, UnknownOptionError
 
@@ -97,9 +98,19 @@ class RecipeCommand(HelpCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read a job file, if one is given, before the options of the command line."""
-        if self.name == "tune" and args and args[0].endswith(".toml"):
-            args = ["--file", *args]
         parsed = self.make_parser(ctx).parse_args([*args])[0]
         if (file := parsed.get("file")) and not ctx.resilient_parsing:
             args = job_file.expanded(Path(file), args, parsed.get("words") or [], self.params)
         return super().parse_args(ctx, args)
+
+
+class TuneCommand(RecipeCommand):
+    """``submit`` with values to try; a job file may be given by its name only."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0].endswith(".toml"):
+            args = ["--file", *args]
+        left = super().parse_args(ctx, args)
+        if not (ctx.params.get("vary") or ctx.resilient_parsing):
+            raise UsageError("give the values to try: --vary NAME=V1,V2, or vary in a job file")
+        return left

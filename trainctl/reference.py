@@ -27,8 +27,9 @@ _HEAD = """\
 
 Written by `trainctl/reference.py` from the commands' own help; a test keeps it current. What they
 are for is in [jobs.md](jobs.md) and [operations.md](operations.md). Every command that talks to AWS
-also has `--profile NAME`, `--region REGION` and `--deployment NAME`, and `plan` the options of
-`submit`. `JOB` is the ID of a job or the name of a run, whose newest job it means; `RUN` is a name.
+also has `--profile NAME`, `--region REGION` and `--deployment NAME`, and `plan` and `tune` have the
+options of `submit`. `JOB` is the ID of a job or the name of a run, whose newest job it means; `RUN`
+is a name.
 """
 _SETTINGS_HEAD = """\
 # Settings
@@ -76,7 +77,7 @@ def page() -> str:
     parts = [_HEAD, wrapped(root.epilog)]
     of_job = {each.name for each in root.commands["submit"].params}
     for words, command in walk(root, ("trainctl",)):
-        hidden = {*_COMMON, *(of_job if words == "trainctl plan" else ())}
+        hidden = {*_COMMON, *(of_job if words in ("trainctl plan", "trainctl tune") else ())}
         command.params = [each for each in command.params if each.name not in hidden]
         command.add_help_option = False
         context = command.make_context(words, [], resilient_parsing=True, terminal_width=WIDTH)
