@@ -300,8 +300,9 @@ def test_a_program_of_ones_own_trains_on_two_nodes(
     (tmp_path / "train.py").write_text(BESIDE)
     (tmp_path / "helper.py").write_text('NAME = "helped"\n')
     (tmp_path / "requirements.txt").write_text(f"./{write_wheel(tmp_path).name}\n")
-    added = " --env COLOR=green --secret API_KEY=training/key"
-    lines = {**OWN_CODE, OWN: OWN_CODE[OWN] + added}
+    added = " --env COLOR=green --secret API_KEY=training/key --keep 5"
+    kept = {"trainctl ls": "", "trainctl release": " --yes"}
+    lines = {**OWN_CODE, OWN: OWN_CODE[OWN] + added, **kept}
     steps = Steps(len(lines))
     variables = {"AWS_SESSION_TOKEN": LAPTOP}
     shown = run_lines(deployment, steps, lines, folder=tmp_path, variables=variables)
@@ -315,6 +316,8 @@ def test_a_program_of_ones_own_trains_on_two_nodes(
     assert json.loads(re.findall(r"result (\{.*\})", log)[-1]).items() >= result.items()
     assert "succeeded" in shown["trainctl show mine"]
     assert " of 2 starts at step 0" in shown["trainctl logs mine --node 1"]
+    assert "succeeded, keeps 3 hosts" in shown["trainctl ls"], "a container takes each of them"
+    assert "3 hosts released" in shown["trainctl release"]
     (saved,) = (tmp_path / "mine").glob("node-*/work/result.json")
     assert json.loads(saved.read_text()).items() >= result.items()
     # A secret is in no record of the job.

@@ -118,8 +118,11 @@ def take_for_waiting(tasks: "list[TaskTypeDef]", order_of: Callable[[str], JobSp
         return
     waiting = Counter((job_of(each), _pool(each)) for each in tasks if cluster.is_waiting(each))
     for (job, pool), count in waiting.items():
-        if job and (spec := order_of(job)):
-            take(job, spec, count, pool=pool)
+        try:
+            if job and (spec := order_of(job)):
+                take(job, spec, count, pool=pool)
+        except Exception as error:  # it must keep no host from being released
+            print(f"{job}: no kept host is freed: {error}")
 
 
 def limits_left(limits: Limits, spec: JobSpec) -> Limits:
