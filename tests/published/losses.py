@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -79,6 +79,7 @@ def measure(kind: str, rope: str, folder: Path) -> Losses:
         return events
 
     exact = run("fp32")
+    exact = run("fp32")
     steps = {each.step: each.loss for each in exact if isinstance(each, Step)}
     return Losses(
         packs=packs,
@@ -96,6 +97,6 @@ def _judged(events: Sequence[Event]) -> dict[int, float]:
     return {each.step: each.loss for each in events if isinstance(each, Evaluation)}
 
 
-def _apart(found: dict[int, float], expected: dict[int, float]) -> float:
+def _apart(found: Mapping[int, float | None], expected: dict[int, float]) -> float:
     assert found.keys() == expected.keys()
-    return max(abs(found[step] / loss - 1) for step, loss in expected.items())
+    return max(abs((found[step] or 0.0) / loss - 1) for step, loss in expected.items())

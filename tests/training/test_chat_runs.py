@@ -144,14 +144,13 @@ def test_an_export_that_was_overfitted_answers_with_its_thoughts_and_ends_as_the
     (folder / "config.json").write_text(json.dumps(LLAMA | {"vocab_size": 272}))
     tokens = tokenizer_folder(tmp_path / "tokenizer", template, special=special)
     monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "cache"))
-    settings = inputs.prepare(
-        FsdpConfig(
-            **{"recipe": "fsdp", "run": "chat", "storage": str(tmp_path), "data": str(file)},
-            **{"validation": str(file), "model": f"new:{folder}", "tokenizer": str(tokens)},
-            **{"seq_len": 128, "global_batch": 4, "microbatch": 4, "max_steps": 120, "lr": 5e-3},
-            **{"checkpoint_every": 1000, "evaluate_every": 1000, "sample_tokens": 0},
-        )
-    )
+    values: dict[str, Any] = {
+        **{"recipe": "fsdp", "run": "chat", "storage": str(tmp_path), "data": str(file)},
+        **{"validation": str(file), "model": f"new:{folder}", "tokenizer": str(tokens)},
+        **{"seq_len": 128, "global_batch": 4, "microbatch": 4, "max_steps": 120, "lr": 5e-3},
+        **{"checkpoint_every": 1000, "evaluate_every": 1000, "sample_tokens": 0},
+    }
+    settings = inputs.prepare(FsdpConfig(**values))
     forks.run(1, trained, settings)
     found = export.newest_checkpoint("chat", str(tmp_path))
     place = export.export(found, str(tmp_path / "served"))
