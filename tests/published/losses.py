@@ -94,7 +94,7 @@ def measure(kind: str, rope: str, folder: Path) -> Losses:
 
 
 def _judged(events: Sequence[Event]) -> dict[int, float]:
-    return {each.step: each.loss for each in events if isinstance(each, Evaluation)}
+    return {each.step: each.loss or 0.0 for each in events if isinstance(each, Evaluation)}
 
 
 def _apart(found: Mapping[int, float | None], expected: dict[int, float]) -> float:
