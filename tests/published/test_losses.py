@@ -1,5 +1,5 @@
-"""Each family trains as a plain loop does, packed, on two workers: in fp32 the losses are equal, and
-in bf16 they differ by less than with another seed."""
+"""Each family trains on two workers, packed, as a plain loop does: losses are equal in fp32, and in
+bf16 they differ by less than with another seed."""
 
 from pathlib import Path
 
