@@ -232,7 +232,7 @@ def plain(job: Job, key: str) -> tuple[dict[int, Any], dict[int, float], dict[st
     feed = feed_of(
         store, seq_len=config.seq_len, global_batch=6, seed=config.seed, packs=config.packing
     )
-    model = models.from_pretrained(job.folder / "model").train()
+    model = models.from_pretrained(job.folder / "model", has_more=True).train()
     adapted = with_adapters(model, config.lora_rank) if config.lora_rank else None
     trained = [each for each in model.parameters() if each.requires_grad]
     groups = [

@@ -88,6 +88,10 @@ _SPLIT: Final = (
     "conversations in several rows, because the chat template writes earlier answers in another way"
 )
 _UNSEEN: Final = "thoughts of answers that are not learned, left out by the chat template"
+_UNASKED: Final = (
+    "conversations whose answers are learned with their headers, because the chat template has no "
+    "generation prompt"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -462,6 +466,7 @@ class ChatWriter:
         self._render: Any = render_jinja_template
         self._is_annotated = "endgeneration" in vocabulary.template
         self._form = _Form()
+        self._asks = True
         self._rest = self._rest_of_texts()
         self.unused: set[str] = set()
         """Keys of messages that the template does not write."""
@@ -550,6 +555,7 @@ class ChatWriter:
         said = [Message(role=role, content=_SIGN) for role in ("user", _ANSWER)]
         try:
             asked, text = (self.text(Conversation(messages=tuple(said[:num]))) for num in (1, 2))
+            self._asks = asked != self.text(Conversation(messages=(said[0],)), asks=True)
         except InputError:
             return ""
         # A question ends with its first special token, and so does an answer.
@@ -580,6 +586,7 @@ class ChatWriter:
             found[:0] = spans
         rows = [row for row in rows if row[1]] or rows
         self.counts[_SPLIT] += len(rows) > 1
+        self.counts[_UNASKED] += not (self._asks or self._rest or self._is_annotated)
         return rows[::-1]
 
     def _answer(self, conversation: Conversation, number: int) -> tuple[str, list[_Span]]:
@@ -604,6 +611,14 @@ class ChatWriter:
             before = self.text(earlier).removesuffix(self._rest)
             if text.startswith(before):
                 begin = max(begin, len(before))
+            elif request := asked.removeprefix(before):
+                # Earlier messages are written in another way: it follows the last of them.
+                last = replace(messages[number - 1], content=_SIGN)
+                turns = (*messages[: number - 1], last, messages[number])
+                whole = self.text(replace(conversation, messages=turns))
+                answer = whole.partition(_SIGN)[2].partition(request)[2]
+                if answer and text.endswith(answer):
+                    begin = len(text) - len(answer)
         return text, [(min(begin, end), end)]
 
     def _checked(self, conversation: Conversation) -> Mapping[int, str]:
