@@ -13,14 +13,12 @@ from store.cache import CACHE_VARIABLE
 from tests import forks
 from tests.published.models import KINDS, ROWS, config_of
 from tests.published.table import documented
-from tests.training.plain_loop import STEPS, Job, encoded, plain, recipe, write
+from tests.training.plain_loop import SEQ_LEN, STEPS, Job, encoded, plain, recipe, write
 from training.fsdp import inputs
 from training.record.events import Evaluation, Event, Step
 
 #: Largest relative difference in fp32.
 TOLERANCE: Final = 1e-5
-#: Positions that a tiny model knows, of which a scaled rope was trained on half.
-_POSITIONS: Final = 64
 
 
 def _rope(name: str) -> str:
@@ -64,8 +62,8 @@ def measure(kind: str, rope: str, folder: Path) -> Losses:
     """
     os.environ[CACHE_VARIABLE] = cache = str(folder / "cache")
     packs = documented()[kind][1] == "yes"
-    more = {"packing": packs, "seq_len": _POSITIONS, "num_workers": 2}
-    job = Job(folder=folder, kind=NAMES[kind, rope], form="tools", more=more)
+    more = {"packing": packs, "num_workers": 2}
+    job = Job(folder=folder, name=NAMES[kind, rope], form="tools", more=more)
     write(job)
     config = inputs.prepare(job.config)
     key = config.text_key
@@ -83,7 +81,7 @@ def measure(kind: str, rope: str, folder: Path) -> Losses:
     steps = {each.step: each.loss for each in exact if isinstance(each, Step)}
     return Losses(
         packs=packs,
-        beyond=sum(len(ids) > _POSITIONS // 2 for ids, _ in encoded(job)[0]) if rope else 0,
+        beyond=sum(len(ids) > SEQ_LEN // 2 for ids, _ in encoded(job)[0]) if rope else 0,
         fp32=max(
             _apart(steps, {step: loss for step, (loss, _, _) in first[0].items()}),
             _apart(_judged(exact), first[1]),
