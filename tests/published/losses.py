@@ -96,5 +96,5 @@ def _judged(events: Sequence[Event]) -> dict[int, float]:
 
 
 def _apart(found: Mapping[int, float | None], expected: dict[int, float]) -> float:
-    assert found.keys() == expected.keys()
+    assert found.keys() == expected.keys(), (found, expected)
     return max(abs((found[step] or 0.0) / loss - 1) for step, loss in expected.items())
