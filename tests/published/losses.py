@@ -77,7 +77,6 @@ def measure(kind: str, rope: str, folder: Path) -> Losses:
         return events
 
     exact = run("fp32")
-    exact = run("fp32")
     steps = {each.step: each.loss for each in exact if isinstance(each, Step)}
     return Losses(
         packs=packs,
@@ -96,5 +95,5 @@ def _judged(events: Sequence[Event]) -> dict[int, float]:
 
 
 def _apart(found: Mapping[int, float | None], expected: dict[int, float]) -> float:
-    assert found.keys() == expected.keys(), (found, expected)
+    assert found.keys() == expected.keys()
     return max(abs((found[step] or 0.0) / loss - 1) for step, loss in expected.items())
