@@ -32,11 +32,10 @@ def main(asked: list[str]) -> int:
         sorted(found, key=lambda row: row[:3]), lambda row: row[:2]
     ):
         rows = [*group]
-        kinds = ", ".join(f"`{kind}`" for _, _, kind, _ in rows)
         fp32 = max(each.fp32 for *_, each in rows)
         bf16 = max(each.bf16 / each.seeds for *_, each in rows)
         way = f"{'yes' if packs else 'no'} | {rope or 'plain'}"
-        lines.append(f"| {kinds} | {way} | {fp32:.0e} | {bf16:.2f} |")
+        lines.append(f"| {len(rows)} | {way} | {fp32:.0e} | {bf16:.2f} |")
     table = "\n".join(["", *lines, "", ""])
     say(table)
     if not asked:
