@@ -80,6 +80,8 @@ class Rows:
     num_bad: int = 0
     bad: list[str] = field(default_factory=list)
     """The first ones: place and reason."""
+    names: set[str] = field(default_factory=set)
+    """Names of all columns."""
     unused: set[str] = field(default_factory=set)
     """Names of columns."""
     files: list[str] = field(default_factory=list)
@@ -461,6 +463,7 @@ def _of_json_lines(lines: Iterable[str], name: str) -> Iterator[tuple[str, objec
 
 
 def _columns(names: Sequence[str], name: str, rows: Rows) -> list[str]:
+    rows.names.update(names)
     if not names:
         raise InputError(f"{name} is empty: its first row must name the columns")
     if columns := columns_of(names, rows.text_field, rows.columns):
@@ -484,6 +487,7 @@ def _content(row: object, rows: Rows, where: str) -> Content | None:
             raise row
         if not isinstance(row, Mapping):
             raise ValueError("no JSON object")
+        rows.names.update(map(str, row))
         content = content_of(row, rows.text_field, rows.columns, unused=rows.unused)
     except ValueError as error:
         rows.refuse(where, error)
