@@ -112,7 +112,7 @@ def write(job: Job) -> None:
     (job.folder / "rows.jsonl").write_text("".join(lines))
     model = models.publish(job.name, job.folder / "model")
     # Both loops draw other numbers.
-    drops = [key for key in model.config.to_dict() if key.endswith(("dropout", "pdrop"))]
+    drops = [key for key in model.config.to_dict() if key.endswith(("dropout", "pdrop", "noise"))]
     file = job.folder / "model" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | dict.fromkeys(drops, 0.0)))
 
