@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from training.models import pretrained
 
-VOCAB: Final = 257
+VOCAB: Final = 263
 ROWS: Final[Mapping[str, Mapping[str, Any]]] = {
     row["model"]: row for row in json.loads(Path(__file__).with_name("models.json").read_text())
 }

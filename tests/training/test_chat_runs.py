@@ -11,7 +11,7 @@ import pytest
 from contract.runs import RunPaths
 from tests import forks
 from tests.training.local_runs import trained
-from tests.training.test_conversations import tokenizer_folder
+from tests.training.test_conversations import CHATML, LAID_OUT, tokenizer_folder, turns
 from training import export, generate
 from training.checkpoint import sharded_checkpoints
 from training.fsdp import inputs
@@ -106,3 +106,64 @@ def check_served(place: Path, found: sharded_checkpoints.ShardedCheckpoint, stop
         assert (tokens[:-1] != stop).all(), "an answer ends with its turn"
         num_ended += tokens[-1] == stop
     assert num_ended > 0
+
+
+#: As gpt-oss's: thoughts end as an earlier answer does.
+_HARMONY = (
+    "{% for m in messages %}{% if m.reasoning_content and loop.last %}<|start|>assistant<|channel|>"
+    "analysis<|message|>{{ m.reasoning_content }}<|end|>{% endif %}<|start|>{{ m.role }}"
+    "{{ '<|channel|>final' if m.role == 'assistant' }}<|message|>{{ m.content }}"
+    "{{ '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+_WORDS = ["ab", "rumor", "kite", "plum", "oak", "seven", "grain", "tulip", "moss", "dune"]
+
+
+@pytest.mark.parametrize("template", [CHATML, LAID_OUT, _HARMONY], ids=["none", "inside", "key"])
+def test_an_export_that_was_overfitted_answers_with_its_thoughts_and_ends_as_the_data(
+    template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the texts that transformers makes of the data."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    special = [f"<|{each}|>" for each in ("start", "end", "return", "channel", "message")]
+    data = []
+    for number, word in enumerate(_WORDS):
+        messages: list[dict[str, str]] = turns(word, f"{word}!", "More?", f"No {word}")[
+            : 2 + number % 2 * 2
+        ]
+        for each in messages[1::2]:
+            if template is _HARMONY:
+                each["reasoning_content"] = f"Hm {word}."
+            elif template is LAID_OUT:
+                each["content"] = f"<think>Hm {word}.</think>{each['content']}"
+        data.append(messages)
+    file, folder = tmp_path / "chats.jsonl", tmp_path / "model"
+    file.write_text("".join(json.dumps({"messages": each}) + "\n" for each in data))
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"vocab_size": 272}))
+    tokens = tokenizer_folder(tmp_path / "tokenizer", template, special=special)
+    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "cache"))
+    values: dict[str, Any] = {
+        **{"recipe": "fsdp", "run": "chat", "storage": str(tmp_path), "data": str(file)},
+        **{"validation": str(file), "model": f"new:{folder}", "tokenizer": str(tokens)},
+        **{"seq_len": 128, "global_batch": 4, "microbatch": 4, "max_steps": 120, "lr": 5e-3},
+        **{"checkpoint_every": 1000, "evaluate_every": 1000, "sample_tokens": 0},
+    }
+    settings = inputs.prepare(FsdpConfig(**values))
+    forks.run(1, trained, settings)
+    found = export.newest_checkpoint("chat", str(tmp_path))
+    place = export.export(found, str(tmp_path / "served"))
+    model: Any = AutoModelForCausalLM.from_pretrained(place)
+    written: Any = AutoTokenizer.from_pretrained(place)
+    for messages in data:
+        for num in range(1, len(messages), 2):
+            asked, whole = (
+                written.apply_chat_template(
+                    messages[:end], tokenize=False, add_generation_prompt=end == num
+                )
+                for end in (num, num + 1)
+            )
+            ids = written(asked, return_tensors="pt", add_special_tokens=False)["input_ids"]
+            answer = model.generate(ids, max_new_tokens=100, do_sample=False)[0]
+            assert written.decode(answer) == whole.rstrip()

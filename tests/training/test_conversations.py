@@ -381,6 +381,7 @@ END_IN_WORDS = (
 
 _TURN = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
 ASKS_ALWAYS = _TURN + "{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant{{ '\n' }}"
+NEVER_ASKS = _TURN + "{{ m.content }}<|im_end|>\n{% endfor %}"
 ENDS_TEXTS = (
     _TURN + "{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}{{ eos_token }}{% endif %}"
@@ -452,6 +453,11 @@ LEARNED: dict[str, tuple[str, list[dict[str, Any]], list[str]]] = {
     # As Command A's and Phi-3's: what follows each text is no part of an answer.
     "asks-always": (ASKS_ALWAYS, WHY, ["So.<|im_end|>", "Yes.<|im_end|>"]),
     "ends-texts": (ENDS_TEXTS, WHY, ["So.<|im_end|>", "Yes.<|im_end|>"]),
+    "never-asks": (
+        NEVER_ASKS,
+        WHY,
+        [f"<|im_start|>assistant\n{each}<|im_end|>" for each in ("So.", "Yes.")],
+    ),
     "end-in-words": (END_IN_WORDS, WHY, ["So. END", "Yes. END<eos>"]),
 }
 
@@ -462,6 +468,9 @@ def test_only_answers_and_what_ends_them_are_learned(name: str, tmp_path: Path) 
     text, found = learned(tokenizer_folder(tmp_path / "t", template), messages)
     assert found == expected
     assert messages[-2]["content"] in text
+    writer = ChatWriter(vocabulary.read(tmp_path / "t"))
+    assert [*writer.encode([conversation(messages)])]
+    assert [*filter(None, writer.counts.values())] == [1] * (template is NEVER_ASKS)
 
 
 THOUGHTS = turns("What?", "<think>Hm.</think>That.", "And?", "<think>Oh.</think>This.")
@@ -513,6 +522,12 @@ SPLIT: dict[str, tuple[str, list[dict[str, Any]], list[list[str]], str]] = {
             ["<|channel|>T3<|im_end|><|im_start|>assistant<|message|>Yes.<eos>"],
         ],
         "<eos>",
+    ),
+    "two-in-a-row": (
+        LAST_DIFFERS,
+        [*turns("Why?", "So."), turns("", "Sure.")[1]],
+        [["<think></think>So.<|im_end|>"], ["<think></think>Sure.<|im_end|>"]],
+        "<|im_end|>",
     ),
     "marked": (
         MARKED_LAST,

@@ -1,302 +1,53 @@
 """The fsdp recipe beside an independent plain loop of transformers: the same losses, norms, rates,
 held-out losses and exported weights.
 
-The plain loop has no packing, padding, shards or passes: it computes each conversation by itself,
-with its own tokens, masks, optimizer, schedule and clipping. The recipe is stopped in the middle
-and resumed on another number of workers.
+The recipe is stopped in the middle and resumed on another number of workers.
 """
 
-import json
-import math
-import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
-from contract.runs import RunPaths
 from store.cache import CACHE_VARIABLE
 from tests import forks
 from tests.published.models import from_pretrained
-from tests.training.test_conversations import tokenizer_folder
+from tests.training.plain_loop import STEPS, Job, plain, recipe, write
 from training import export
-from training.data.feed import feed_of
-from training.data.rows import open_store
 from training.fsdp import inputs
-from training.fsdp import train as fsdp
-from training.fsdp.settings import FsdpConfig
 from training.record.events import Evaluation, Event, Step
-from training.runtime.torchrun import TorchrunWorker
 
 pytestmark = [pytest.mark.night, pytest.mark.slow, pytest.mark.long]
 
-SEQ_LEN: Final = 128
-LR: Final = 1e-3
-STEPS: Final = 6
 STOP_AT: Final = 3
 TOLERANCE: Final = 1e-5
-COMMON: Final = {
-    "vocab_size": 384,
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 96,
-    "max_position_embeddings": 256,
-}
-FULL, WINDOW = "full_attention", "sliding_attention"
-EXPERTS: Final = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-KINDS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "gemma3_text": {
-        "head_dim": 16,
-        "sliding_window": 8,
-        "layer_types": [WINDOW, WINDOW, FULL, WINDOW],
-        "query_pre_attn_scalar": 16,
-    },
-    "qwen3_moe": {"head_dim": 16, "num_experts": 4, "norm_topk_prob": True, **EXPERTS},
-    "olmo3": {"sliding_window": 8, "layer_types": [WINDOW, WINDOW, WINDOW, FULL]},
-    "smollm3": {"no_rope_layer_interval": 2, "tie_word_embeddings": True, "pad_token_id": 0},
-    "gpt_oss": {
-        "head_dim": 16,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "sliding_window": 8,
-        "layer_types": [WINDOW, FULL] * 2,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-    },
-    "granite": {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22},
-}
-#: A template that writes thoughts, calls and tools.
-TEMPLATE: Final = (
-    "{% if tools %}<|im_start|>tools\n{{ tools[0].function.name }}<|im_end|>\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-    "{{ m.content }}{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}"
-    "{{ c.function.arguments.x }}</call>{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A row of the comparison."""
-
-    folder: Path
-    kind: str
-    form: str
-    """Of the data: ``chats``, ``tools``, ``weights`` or ``columns``."""
-    more: Mapping[str, Any]
-
-    @property
-    def config(self) -> FsdpConfig:
-        columns = {"columns": "prompt=asked,answer=said"} if self.form == "columns" else {}
-        return FsdpConfig(
-            **{
-                **{"recipe": "fsdp", "run": "r", "storage": str(self.folder / "runs")},
-                **{"data": str(self.folder / "rows.jsonl"), "model": str(self.folder / "model")},
-                **{"tokenizer": str(self.folder / "tokens"), "seq_len": SEQ_LEN, "lr": LR},
-                **{"global_batch": 6, "microbatch": 2, "max_steps": STEPS, "report_every": 1},
-                **{"evaluate_every": 4, "eval_sequences": 0, "checkpoint_every": 100},
-                **{"checkpoint_minutes": 0.0, **columns, **self.more},
-            }
-        )
-
-
-def words(number: int, most: int) -> str:
-    """Some made-up words."""
-    letters = [chr(97 + (number * 7 + i * (3 + number % 5)) % 26) for i in range(2 + number % most)]
-    return "".join(letters)
-
-
-def rows(form: str) -> Iterator[tuple[dict[str, Any], list[tuple[str, bool]]]]:
-    """Rows of a file, each with its text in pieces, and whether each is learned."""
-    end = "<|im_end|>"
-    for number in range(160):
-        asked, said = words(number, 20), words(number + 1, 23)
-        head = [(f"<|im_start|>user\n{asked}{end}\n<|im_start|>assistant\n", False)]
-        answer: dict[str, Any] = {"role": "assistant", "content": said}
-        row: dict[str, Any] = {"messages": [{"role": "user", "content": asked}, answer]}
-        pieces = [(said + end, True), ("\n", False)]
-        if form == "columns":
-            row = {"asked": asked, "said": said}
-        elif form == "tools" and number % 2:
-            call = {"name": "f", "arguments": json.dumps({"x": said})}
-            answer |= {"content": None, "tool_calls": [{"type": "function", "function": call}]}
-            answer["reasoning_content"] = asked
-            row["tools"] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-            head = [(f"<|im_start|>tools\nf{end}\n", False), *head]
-            pieces = [(f"<think>{asked}</think><call>f{said}</call>{end}", True), ("\n", False)]
-        elif form == "weights" and number % 3 == 0:
-            answer["weight"] = 0
-            again = words(number + 2, 11)
-            row["messages"] += [row["messages"][0], {"role": "assistant", "content": again}]
-            pieces = [(said + end, False), ("\n", False), *head, (again + end, True), ("\n", False)]
-        yield row, [*head, *pieces]
-
-
-def write(job: Job) -> None:
-    """Model, tokenizer and data."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(1)
-    make: Any = AutoModelForCausalLM
-    shape = {**COMMON, **KINDS[job.kind]}
-    model = make.from_config(AutoConfig.for_model(job.kind, **shape), dtype=torch.float32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(3)  # not so close to uniform
-            elif "norm" in name:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(job.folder / "model")
-    tokenizer_folder(job.folder / "tokens", TEMPLATE)
-    lines = [json.dumps(row) + "\n" for row, _ in rows(job.form)]
-    (job.folder / "rows.jsonl").write_text("".join(lines))
-
-
-def encoded(job: Job) -> tuple[list[Any], list[Any]]:
-    """Conversations to train on and those held out: ids, and labels of the ids that follow."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(job.folder / "tokens" / "tokenizer.json"))
-    train: list[Any] = []
-    held_out: list[Any] = []
-    for number, (_, pieces) in enumerate(rows(job.form)):
-        ids: list[int] = []
-        labels: list[int] = []
-        for text, is_learned in pieces:
-            found = tokenizer.encode(text, add_special_tokens=False).ids
-            ids += found
-            labels += found if is_learned else [-100] * len(found)
-        assert len(ids) <= SEQ_LEN
-        (held_out if number % 20 == 19 else train).append((ids[:-1], labels[1:]))
-    return train, held_out
-
-
-def recipe(config: FsdpConfig, cache: str, stop_at: int) -> list[Event]:
-    """Train with the recipe's loop, as one of its ranks, until a step."""
-    os.environ[CACHE_VARIABLE] = cache
-    torch.set_num_threads(1)
-    worker = TorchrunWorker(run_uri=RunPaths.of(config.storage, config.run).uri)
-    events: list[Event] = []
-
-    def note(*new: Event) -> None:
-        events.extend(new)
-        if any(isinstance(each, Step) and each.step >= stop_at for each in new):
-            worker._stop = True
-
-    worker.on_events = note
-    fsdp.train(worker, config)
-    worker.close()
-    return events
-
-
-def with_adapters(model: Any, rank: int) -> Any:
-    """peft's adapters, with the recipe's first values of A."""
-    import hashlib
-
-    from peft import LoraConfig, get_peft_model
-
-    names = {
-        name.rpartition(".")[2]
-        for name, module in model.model.layers.named_modules()
-        if isinstance(module, nn.Linear)
-    }
-    settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=sorted(names - {"gate"}))
-    adapted = get_peft_model(model, settings)
-    for name, parameter in model.named_parameters():
-        if "lora_A" in name:
-            digest = hashlib.sha256(f"0/{name}".encode()).digest()
-            seed = int.from_bytes(digest[:8], "big") >> 1
-            limit = parameter.shape[1] ** -0.5
-            drawn = torch.Generator().manual_seed(seed)
-            parameter.data = parameter.data.uniform_(-limit, limit, generator=drawn)
-        parameter.requires_grad_("lora_" in name)
-    return adapted
-
-
-def plain(job: Job, key: str) -> tuple[dict[int, Any], dict[int, float], dict[str, torch.Tensor]]:
-    """Loss, gradient norm and rate of each step; held-out losses; the weights at the end."""
-    config, store = job.config, open_store(key, shared=None)
-    assert store is not None
-    # Of the product: only which conversations a step has.
-    feed = feed_of(store, seq_len=SEQ_LEN, global_batch=6, seed=0, packs=config.packing)
-    model = from_pretrained(job.folder / "model").train()
-    adapted = with_adapters(model, config.lora_rank) if config.lora_rank else None
-    trained = [each for each in model.parameters() if each.requires_grad]
-    decayed, spared = ([p for p in trained if (p.ndim > 1) == each] for each in (True, False))
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": spared, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=LR, betas=(0.9, 0.95))
-    train, held_out = encoded(job)
-
-    def summed(ids: list[int], labels: list[int]) -> torch.Tensor:
-        logits = model(input_ids=torch.tensor([ids])).logits[0].float()
-        return F.cross_entropy(logits, torch.tensor(labels), ignore_index=-100, reduction="sum")
-
-    def num_of(found: list[Any]) -> int:
-        return sum(label != -100 for _, labels in found for label in labels)
-
-    def evaluated() -> float:
-        with torch.no_grad():
-            return sum(summed(*each).item() for each in held_out) / num_of(held_out)
-
-    steps: dict[int, Any] = {}
-    evaluations = {0: evaluated()}
-    for step in range(STEPS):
-        done = (step + 0.5) / STEPS
-        rate = LR * done / 0.05
-        if done >= 0.05:
-            rate = LR * (0.1 + 0.45 * (1 + math.cos(math.pi * (done - 0.05) / 0.95)))
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        batch = [
-            train[each]
-            for sequence in feed.sequences(step).tolist()
-            if sequence >= 0
-            for each in feed.train.members(sequence).tolist()  # type: ignore[union-attr]
-        ]
-        total = 0.0
-        for each in batch:
-            loss = summed(*each) / num_of(batch)
-            loss.backward()
-            total += loss.item()
-        norm = nn.utils.clip_grad_norm_(trained, 1.0).item()
-        optimizer.step()
-        optimizer.zero_grad()
-        steps[step + 1] = (total, norm, rate)
-        if step + 1 in (4, STEPS):
-            evaluations[step + 1] = evaluated()
-    whole = adapted.merge_and_unload() if adapted is not None else model
-    return steps, evaluations, whole.state_dict()
 
 
 @pytest.mark.parametrize(
-    ("kind", "form", "more"),
+    ("name", "form", "more"),
     [
-        ("gemma3_text", "chats", {}),
-        ("olmo3", "tools", {}),
-        ("granite", "weights", {}),
-        ("smollm3", "columns", {}),
-        ("qwen3_moe", "tools", {"lora_rank": 4}),
-        ("gpt_oss", "weights", {"packing": False}),
-        ("smollm3", "tools", {"recompute": "full"}),
+        ("google/gemma-3-1b-it", "chats", {}),
+        ("allenai/Olmo-3.1-32B-Instruct", "tools", {}),
+        ("ibm-granite/granite-3.0-8b-base", "weights", {}),
+        ("HuggingFaceTB/SmolLM3-3B", "columns", {}),
+        ("Qwen/Qwen3-30B-A3B", "tools", {"lora_rank": 4}),
+        ("gpt-oss-120b in bf16", "weights", {"packing": False}),
+        ("HuggingFaceTB/SmolLM3-3B", "tools", {"recompute": "full"}),
     ],
 )
 # peft asks transformers by a name of before.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_the_recipe_takes_the_steps_of_a_plain_loop(
-    kind: str,
+    name: str,
     form: str,
     more: Mapping[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    job = Job(folder=tmp_path, kind=kind, form=form, more=more)
+    job = Job(folder=tmp_path, name=name, form=form, more=more)
     write(job)
     cache = str(tmp_path / "cache")
     monkeypatch.setenv(CACHE_VARIABLE, cache)
@@ -314,9 +65,11 @@ def test_the_recipe_takes_the_steps_of_a_plain_loop(
     judged = {each.step: each.loss for each in events if isinstance(each, Evaluation)}
     assert judged == pytest.approx(evaluations, abs=TOLERANCE)
 
-    place = export.export(export.newest_checkpoint("r", config.storage), str(tmp_path / "out"))
+    place = export.export(
+        export.newest_checkpoint("r", config.storage), str(tmp_path / "out"), dtype=torch.float32
+    )
     exported = from_pretrained(place).state_dict()
     assert exported.keys() == weights.keys()
-    for name, value in weights.items():
+    for key, value in weights.items():
         # Where gradients are near nothing, Adam makes steps of their rounding.
-        assert (exported[name] - value).abs().max() <= 1e-3 * value.abs().max(), name
+        assert (exported[key] - value).abs().max() <= 1e-3 * value.abs().max(), key

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from contract.errors import InputError
 from tests.published.models import from_pretrained
 from tests.training.test_adapters import written
+from tests.training.test_nf4 import filled
 from tests.training.test_plan import config as fsdp
 from training import export
 from training.checkpoint.sharded_checkpoints import state_of
@@ -111,15 +112,32 @@ def test_weights_in_less_than_fp32_do_not_reach_an_optimizer() -> None:
 
 
 @pytest.mark.parametrize(("kind", "kept"), [("mamba", "A_log"), ("gpt_oss", "gate_up_proj_bias")])
-def test_weight_decay_spares_what_only_its_name_tells(kind: str, kept: str) -> None:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_local_experts": 4, "state_size": 4}
-    model = build_on_meta(pretrained.config_of({"model_type": kind, **sizes}))
-    names = {id(each): name.rpartition(".")[2] for name, each in model.named_parameters()}
-    groups: Any = optimizers.decay_groups(model, 0.1)
-    decayed, spared = ({names[id(each)] for each in group["params"]} for group in groups)
-    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+def test_weight_decay_spares_what_only_its_name_tells(kind: str, kept: str, tmp_path: Path) -> None:
+    """Also when it resumes a run that went by dimensions."""
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 32, "state_size": 4}
+    sizes |= {"num_hidden_layers": 1, "num_local_experts": 4, "head_dim": 8}
+    model = filled(build_on_meta(pretrained.config_of({"model_type": kind, **sizes})))
+    names = {each: name.rpartition(".")[2] for name, each in model.named_parameters()}
+    earlier = torch.optim.AdamW(
+        [
+            {"params": [each for each in names if (each.ndim > 1) == is_matrix]}
+            for is_matrix in (True, False)
+        ]
+    )
+    WithLoss(model)(torch.arange(9)[None]).backward()
+    earlier.step()
+    earlier.zero_grad()
+    optimizer = optimizers.build(model, "adamw", lr=1e-3, weight_decay=0.1, device=CPU)
+    written(tmp_path, state_of(model, earlier), {}).load(model, optimizer)
+    decayed, spared = (
+        {names[each] for each in group["params"]} for group in optimizer.param_groups
+    )
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
     assert kept in spared - decayed
     assert "weight" in decayed
+    for each, state in optimizer.state.items():
+        assert torch.equal(state["exp_avg"], earlier.state[each]["exp_avg"])
+    assert len(optimizer.state) == len(earlier.state)
 
 
 @pytest.mark.parametrize("kind", [None, "bfloat16", "float16"])

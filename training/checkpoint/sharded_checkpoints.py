@@ -282,7 +282,10 @@ class ShardedCheckpoint:
             for name, moments in state[_OPTIMIZER]["state"].items()
             if f"{_OPTIMIZER}.state.{name}" in saved
         }
+        # Settings are the run's own, and earlier versions decayed other parameters.
+        groups = state[_OPTIMIZER].pop("param_groups")
         self._load(state)
+        state[_OPTIMIZER]["param_groups"] = groups
         options = StateDictOptions(strict=False)  # frozen weights are not in it
         set_model_state_dict(model, state[_MODEL], options=options)
         set_optimizer_state_dict(model, optimizer, state[_OPTIMIZER], options=options)

@@ -84,10 +84,9 @@ _CHANGES: Final = (
     "the chat template mixes earlier messages with an answer: what is learned cannot be told. Give "
     "--chat-template one that does not, or that marks answers with {% generation %}"
 )
-_SPLIT: Final = (
-    "conversations in several rows, because the chat template writes earlier answers in another way"
-)
+_SPLIT: Final = "conversations in several rows, as the chat template changes earlier answers"
 _UNSEEN: Final = "thoughts of answers that are not learned, left out by the chat template"
+_UNASKED: Final = "conversations with headers learned: the chat template has no generation prompt"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,11 +127,9 @@ class Encoded:
 
     ids: list[int]
     learned: list[bool]
-    """Mask of the tokens that the model learns to predict: True for tokens of answers, and for
-    those that end an answer."""
+    """True for tokens of answers and of their ends."""
     stops: frozenset[int]
-    """Id of the token that ends the last answer. One that ends an earlier answer may stand inside
-    of others, such as between thoughts and answer."""
+    """Id of the token that ends the last answer; that of an earlier one may stand inside others."""
     is_further: bool = False
     """It is of the same conversation as the one before."""
 
@@ -142,10 +139,7 @@ _Span = tuple[int, int]
 
 
 def check_characters(text: str) -> None:
-    """
-    Raises:
-        ValueError: JSON wrote a half of a character in it, which no tokenizer takes.
-    """
+    """Raise ValueError if JSON wrote a half of a character in it, which no tokenizer takes."""
     text.encode()
 
 
@@ -462,6 +456,7 @@ class ChatWriter:
         self._render: Any = render_jinja_template
         self._is_annotated = "endgeneration" in vocabulary.template
         self._form = _Form()
+        self._asks = True
         self._rest = self._rest_of_texts()
         self.unused: set[str] = set()
         """Keys of messages that the template does not write."""
@@ -469,10 +464,7 @@ class ChatWriter:
         """Numbers for the user, by their words."""
 
     def text(self, conversation: Conversation, *, asks: bool = False) -> str:
-        """The text that the template makes of a conversation.
-
-        Args:
-            asks: end with what comes before an answer.
+        """The text that the template makes of a conversation; where it ``asks``, up to an answer.
 
         Raises:
             InputError: the template refuses it.
@@ -484,8 +476,8 @@ class ChatWriter:
         conversations: Iterable[Conversation],
         refuse: Callable[[str, ValueError], None] | None = None,
     ) -> Iterator[Encoded]:
-        """Tokens of each conversation, and which of them are learned: several times, with other
-        answers learned, where the template writes earlier ones in another way.
+        """Tokens of each conversation, and which are learned: a row for each way in which the
+        template writes its answers.
 
         Args:
             refuse: takes the place of a conversation that cannot be written, and the reason.
@@ -545,11 +537,11 @@ class ChatWriter:
         return turn
 
     def _rest_of_texts(self) -> str:
-        """The end of each text that belongs to no message, asked or not: a request for the next
-        answer, or an end of the text."""
+        """The end of each text that belongs to no message, asked or not."""
         said = [Message(role=role, content=_SIGN) for role in ("user", _ANSWER)]
         try:
             asked, text = (self.text(Conversation(messages=tuple(said[:num]))) for num in (1, 2))
+            self._asks = asked != self.text(Conversation(messages=(said[0],)), asks=True)
         except InputError:
             return ""
         # A question ends with its first special token, and so does an answer.
@@ -559,9 +551,8 @@ class ChatWriter:
         return rest if rest.strip() and text.endswith(rest) else ""
 
     def _written(self, conversation: Conversation) -> list[tuple[str, list[_Span]]]:
-        """Texts of a conversation, and the begin and end of each answer to learn in them. One has
-        all, unless the template writes an earlier answer in another way once others follow: then
-        another text ends with it."""
+        """Texts of a conversation, and the begin and end of each answer to learn in them. An
+        earlier answer that changes once others follow has a text that ends with it."""
         answers = self._checked(conversation)
         rows: list[tuple[str, list[_Span]]] = [(self.text(conversation), [])]
         for number in reversed(_learned(conversation)):
@@ -580,11 +571,12 @@ class ChatWriter:
             found[:0] = spans
         rows = [row for row in rows if row[1]] or rows
         self.counts[_SPLIT] += len(rows) > 1
+        self.counts[_UNASKED] += not (self._asks or self._rest or self._is_annotated)
         return rows[::-1]
 
     def _answer(self, conversation: Conversation, number: int) -> tuple[str, list[_Span]]:
-        """The text that ends with an answer, and the parts of it that are the answer: those that
-        the template marks, else what follows the request for it."""
+        """The text that ends with an answer, and its parts: those that the template marks, else
+        what follows the request for it."""
         messages = conversation.messages
         earlier = replace(conversation, messages=messages[:number])
         text, spans = self._rendered(replace(conversation, messages=messages[: number + 1]))
@@ -598,17 +590,24 @@ class ChatWriter:
         asked = self.text(earlier, asks=True)
         begin = _common(text, asked)
         if begin < len(asked):
-            # A template may ask with more than it writes before an answer (<think> and <tool_call>
-            # have nothing in common), or begin in another way when it asks.
+            # It may ask with more than it writes (<think> beside <tool_call>), or begin otherwise.
             begin = max(text.rfind(each, 0, begin) for each in ">\n]: ") + 1
             before = self.text(earlier).removesuffix(self._rest)
             if text.startswith(before):
                 begin = max(begin, len(before))
+            elif request := asked.removeprefix(before):
+                # Earlier messages are written in another way: it follows the last of them.
+                last = replace(messages[number - 1], content=_SIGN)
+                turns = (*earlier.messages[:-1], last, messages[number])
+                whole = self.text(replace(earlier, messages=turns))
+                answer = whole.partition(_SIGN)[2].partition(request)[2]
+                if answer and text.endswith(answer):
+                    begin = len(text) - len(answer)
         return text, [(min(begin, end), end)]
 
     def _checked(self, conversation: Conversation) -> Mapping[int, str]:
-        """Choose the first form of a conversation in which the template writes all that it holds;
-        return each answer that is learned, by its number, with signs in place of texts.
+        """Choose the first form in which the template writes all that a conversation holds; return
+        each answer that is learned, by its number, with signs in place of texts.
 
         Raises:
             InputError: there is none.
@@ -629,7 +628,6 @@ class ChatWriter:
                 return self._account(signed, things)
             except InputError as error:
                 failures.append(error)
-        # What is left out tells more.
         raise max(failures, key=lambda each: "refuses" not in str(each))
 
     def _account(self, signed: Conversation, things: Sequence[_Thing]) -> dict[int, str]:

@@ -98,7 +98,6 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             device=device,
             isolates=feed.isolates,
             is_exact=is_exact,
-            longest=config.seq_len,
         )
     language_models.reshard(trained)
 

@@ -6,7 +6,6 @@ learn from a wrong loss, and nothing would fail. A few tokens, in one pass, or i
 documents are isolated, tell; and the documents of the first batch, together and each alone.
 """
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 
 from contract.errors import InputError
 from training.loop.losses import IGNORE
-from training.models import language_models
 from training.models.language_models import WithLoss
 
 #: Documents of the first batch that are compared, and the time that this may take.
@@ -39,7 +37,6 @@ def check(
     device: torch.device,
     isolates: bool,
     is_exact: bool,
-    longest: float = math.inf,
 ) -> None:
     """Fail unless loss and attention of a model with weights are those of transformers.
 
@@ -48,7 +45,6 @@ def check(
     Args:
         isolates: documents that are packed into a sequence must not see each other.
         is_exact: the model computes in fp32.
-        longest: tokens of a sequence.
 
     Raises:
         InputError: they are not; it names the kind of model and the difference.
@@ -87,11 +83,7 @@ def check(
                 f"tokens that follow (by {found:.1%}); choose another model"
             )
     if isolates:
-        if longest > (short := language_models.short_length(of.config)) > 0:
-            # Just beyond the border, dynamic NTK changes little.
-            size = int(min(longest, 2 * short))
-            first = torch.randint(vocab, (size,), generator=generator).to(device)
-        positions = torch.cat([torch.arange(len(each), device=device) for each in (first, second)])
+        positions = torch.arange(_LENGTH, device=device).repeat(2)
         tokens = torch.cat([first, second, first[:1]])[None]
         check_documents(trained, (tokens, positions[None], tokens[:, 1:]), is_exact=is_exact)
 
@@ -100,7 +92,9 @@ def check_documents(trained: WithLoss, inputs: Sequence[Tensor | None], *, is_ex
     """Fail unless a model computes of documents of a pass what it computes of each alone.
 
     Every rank of a sharded model takes part, with the same pass. The model is in evaluation mode
-    afterwards.
+    afterwards. Inputs of the output embedding are compared: where they are equal, so are the losses
+    of the tokens. A router's loss is left out, because it is that of a pass, whose documents it
+    weighs together, in transformers too.
 
     Args:
         inputs: of the pass, the arguments of ``WithLoss``.
