@@ -88,8 +88,9 @@ bench: venv-dev ## measure again what benchmarks/results has for docs/benchmarks
 synth: venv-laptop node ## write the templates to cdk.out; needs no account and no network
 	@$(CDK) synth --quiet $(ARGS)
 
-diff: venv-laptop node ## what `make deploy` would change
+diff: venv-laptop node ## what `make deploy` would change, and whether it needs a destroy first
 	@$(CDK) diff $(ARGS)
+	@$(PYTHON) -m trainctl.setup.updates
 
 ##@ Work on it
 check: venv-dev venv-aws node ## lint, format, types, rules of the templates and the quick tests

@@ -168,6 +168,17 @@ def synth() -> Synth:
     return lambda **settings: synthesized(tuple(sorted({"preset": default, **settings}.items())))
 
 
+@functools.cache
+def create_only(kind: str) -> tuple[str, ...]:
+    """Create-only properties of a type, as CloudFormation's DescribeType has them."""
+    if kind.startswith("Custom::"):
+        return ()
+    from cfnlint.schema import PROVIDER_SCHEMA_MANAGER
+
+    schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-east-1", kind).schema
+    return tuple(schema.get("createOnlyProperties", ()))
+
+
 def text(value: Any) -> str:
     """A template's value as text: references in angle brackets, so that parts can be looked for."""
     match value:
