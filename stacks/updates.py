@@ -33,7 +33,8 @@ def losses(
     imports = re.findall(r'"Fn::ImportValue": "[^"]*:(\w+)"', json.dumps(training))
     for name in sorted({*imports} & core["Outputs"].keys() - after[0]["Outputs"].keys()):
         yield f"export {name} is in use"
-    for old, new in zip(*([each["Resources"] for each in both] for both in (before, after))):
+    for was, becomes in zip(before, after, strict=True):
+        old, new = was["Resources"], becomes["Resources"]
         named = json.dumps([each for each in old.values() if _NAMING.fullmatch(each["Type"])])
         gone = {
             name

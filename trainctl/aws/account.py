@@ -89,8 +89,7 @@ class Account:
     def template(self, stack: str) -> dict[str, Any] | None:
         """Template of a deployed stack; None where there is no such stack."""
         with unless("ValidationError"):
-            found = self._clients.cloudformation.get_template(StackName=stack)["TemplateBody"]
-            return dict(found) if isinstance(found, Mapping) else None
+            return dict(self._clients.cloudformation.get_template(StackName=stack)["TemplateBody"])
         return None
 
     def create_only(self, kind: str) -> list[str]:

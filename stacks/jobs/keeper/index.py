@@ -294,6 +294,9 @@ def admit(event: dict[str, Any]) -> dict[str, Any]:
         status, reason = JobStatus.STOPPED, STOPPED_BY_USER
     elif place := admitted(job, spec):
         status, reason = JobStatus.RUNNING, "running"
+        # A look before a deploy, whose answer was lost, has ended it.
+        if record := record_of(job, spec):
+            place, status, reason = None, record.status, record.reason
     elif waited < times.QUEUE_S:
         status, reason = JobStatus.QUEUED, "queued"
     else:
