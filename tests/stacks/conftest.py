@@ -130,6 +130,7 @@ POOLS = {
 #: Other values of some.
 OTHERS = {
     "container_insights": "false",
+    "session_manager": "true",
     "github_repository": "acme@12/train@345",
     "github_oidc_provider_arn": "arn:aws:iam::123456789012:oidc-provider/"
     "token.actions.githubusercontent.com",

@@ -34,6 +34,7 @@ CHANGES: Final[dict[str, tuple[str, dict[str, str]]]] = {
     "bucket": ("acme-training", {}),
     "data_buckets": ("acme-images", {}),
     "retain_bucket": ("false", {}),
+    "session_manager": ("true", {}),
     "tags": ("CostCenter=42", {}),
     "head_instance_type": ("m6i.4xlarge", {}),
     "worker_instance_type": ("g5.24xlarge", {}),

@@ -1,9 +1,10 @@
 """``trainctl doctor``: its checks before and after a deploy, and the commands that fix what they
 find. ``golden/doctor`` has how they are printed."""
 
+import json
 import re
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -239,6 +240,24 @@ def test_a_change_that_needs_a_destroy_first_is_bad(
     )
     account.templates.pop(CORE_STACK)
     assert looked("-c", change)[1]["update"]["state"] == "ok"
+
+
+def test_the_last_boot_is_reported_with_its_reason_if_it_failed(
+    account: Account, looked: Looked
+) -> None:
+    assert looked()[1]["last boot"]["state"] == "ok"
+    for number, failed in enumerate(["", "its GPUs do not answer"]):
+        boot = {"id": f"i-{number}", "type": "p4d", "driver": "580", "steps": {"image": 61}}
+        account.s3.put_object(
+            Bucket="bucket",
+            Key=f"hosts/i-{number}.json",
+            Body=json.dumps(boot | {"failed": failed}).encode(),
+        )
+        account.now += timedelta(seconds=1)
+        found = looked()[1]["last boot"]
+        assert found["state"] == ("bad" if failed else "ok")
+        said = f"i-{number}: {f'FAILED: {failed}; ' if failed else ''}p4d; driver 580; image 61 s"
+        assert found["found"] == said
 
 
 @pytest.mark.slow
