@@ -86,7 +86,7 @@ class Account:
             return self._clients.ssm.get_parameter(Name=name)["Parameter"]["Value"]
         return None
 
-    def template(self, stack: str) -> dict[str, Any] | None:
+    def template(self, stack: str) -> Mapping[str, Any] | None:
         """Template of a deployed stack; None where there is no such stack."""
         with unless("ValidationError"):
             return dict(self._clients.cloudformation.get_template(StackName=stack)["TemplateBody"])
