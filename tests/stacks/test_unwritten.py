@@ -73,6 +73,28 @@ POLICY = {"Statement": [{"Effect": "Allow", "Action": "s3:GetObject", "Resource"
         ),
         ("AWS::Logs::ResourcePolicy", {"PolicyDocument": "x" * 5121}, "s", "at most 5,120"),
         ("AWS::SNS::Topic", {"Tags": [{}] * 51}, "s", "50 tags"),
+        # Of public reports, which the table names.
+        ("AWS::EC2::SecurityGroup", {"GroupDescription": "the team's"}, "s", "other characters"),
+        ("AWS::EC2::SecurityGroup", {"GroupDescription": "a → b"}, "s", "other characters"),
+        (
+            "AWS::EC2::SecurityGroup",
+            {"SecurityGroupIngress": [{"Description": "a > b"}]},
+            "s",
+            "other characters",
+        ),
+        ("AWS::EC2::SecurityGroupEgress", {"Description": "a > b"}, "s", "other characters"),
+        ("AWS::EC2::SecurityGroup", {"SecurityGroupIngress": [{}] * 61}, "s", "at most 60 "),
+        ("AWS::Lambda::Function", {"Description": "x" * 257}, "s", "at most 256 "),
+        ("AWS::Lambda::Function", {"Code": {"ZipFile": "x" * 4_194_305}}, "s", "at most 4,194"),
+        ("AWS::Logs::MetricFilter", {"FilterPattern": "x" * 1025}, "s", "at most 1,024"),
+        ("AWS::Events::Rule", {"Targets": [{"Id": "x" * 65}]}, "s", "at most 64 "),
+        ("AWS::Events::Rule", {"EventPattern": {"source": ["x" * 2048]}}, "s", "at most 2,048"),
+        (
+            "AWS::CloudWatch::Dashboard",
+            {"DashboardBody": json.dumps({"widgets": [{}] * 501})},
+            "s",
+            "at most 500 ",
+        ),
     ],
 )
 def test_what_a_service_refuses_is_named(
@@ -81,6 +103,19 @@ def test_what_a_service_refuses_is_named(
     resource = {"Type": kind, "Properties": properties}
     (found,) = unwritten.in_template({"Resources": {"It": resource}}, stack)
     assert part in found
+
+
+def test_what_many_resources_have_together_is_named() -> None:
+    half = {"Statement": POLICY["Statement"][:10]}
+    policy = {"Type": "AWS::IAM::Policy", "Properties": {"Roles": ["r"], "PolicyDocument": half}}
+    logs = {"Type": "AWS::Logs::ResourcePolicy", "Properties": {"PolicyDocument": "x"}}
+    for resource, number in ((policy, 2), (logs, 11)):
+        few, many = (
+            {"Resources": {f"r{each}": resource for each in range(count)}}
+            for count in (number - 1, number)
+        )
+        assert [*unwritten.in_template(few, "s")] == []
+        assert len([*unwritten.in_template(many, "s")]) == 1
 
 
 def test_a_name_that_is_generated_is_cut_and_keeps_its_end() -> None:
