@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from contract.outputs import CORE_STACK, TRAINING_STACK
+from contract.reserved import RESERVED
 from rehearsal import unwritten
 from tests.stacks.conftest import OPTIONS, PRESETS, Synth
 
@@ -34,69 +35,45 @@ def test_the_templates_break_no_rule(synth: Synth, settings: dict[str, str]) -> 
         assert [*unwritten.in_template(template, f"{LONGEST}-{name}")] == []
 
 
-POLICY = {"Statement": [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": "x" * 700}] * 20}
+def planted(path: str, value: Any) -> Any:
+    """Properties with a value at a path of the table."""
+    first, _, rest = path.partition(".")
+    inner = planted(rest, value) if rest else value
+    if first == "*":
+        return [inner]
+    # The one text that has parts of its own.
+    return {first: json.dumps(inner) if first == "DashboardBody" else inner}
 
 
-@pytest.mark.parametrize(
-    ("kind", "properties", "stack", "part"),
-    [
-        ("AWS::ECS::CapacityProvider", {}, "ECS-ml", "a name that"),
-        ("AWS::ECS::CapacityProvider", {"Name": "FARGATE-x"}, "s", "a name that"),
-        ("AWS::EC2::SecurityGroup", {}, "sg-team", "a name that"),
-        ("AWS::S3::Bucket", {}, "xn--team", "a name that"),
-        ("AWS::S3::Bucket", {"BucketName": "mine--ol-s3"}, "s", "a name that"),
-        ("AWS::SSM::Parameter", {"Name": "/AWS/x"}, "s", "a name that"),
-        ("AWS::Logs::LogGroup", {"LogGroupName": "aws/x"}, "s", "a name that"),
-        ("AWS::CloudWatch::Dashboard", {"DashboardName": "a.b"}, "s", "a name that"),
-        ("AWS::IAM::Role", {"RoleName": "r" * 65}, "s", "65 characters"),
-        ("AWS::StepFunctions::StateMachine", {"StateMachineName": "m" * 81}, "s", "81 characters"),
-        ("AWS::IAM::Policy", {"PolicyDocument": POLICY}, "s", "at most 10,240"),
-        ("AWS::IAM::ManagedPolicy", {"PolicyDocument": POLICY}, "s", "at most 6,144"),
-        (
-            "AWS::S3::BucketPolicy",
-            {"PolicyDocument": {"Statement": POLICY["Statement"] * 2}},
-            "s",
-            "at most 20,480",
-        ),
-        (
-            "AWS::ECS::ClusterCapacityProviderAssociations",
-            {"CapacityProviders": ["p"] * 21},
-            "s",
-            "at most 20 ",
-        ),
-        ("AWS::Events::Rule", {"Targets": [{}] * 6}, "s", "at most 5 "),
-        (
-            "AWS::Lambda::Function",
-            {"Environment": {"Variables": {"A": "x" * 4096}}, "Code": {}},
-            "s",
-            "at most 4,096",
-        ),
-        ("AWS::Logs::ResourcePolicy", {"PolicyDocument": "x" * 5121}, "s", "at most 5,120"),
-        ("AWS::SNS::Topic", {"Tags": [{}] * 51}, "s", "50 tags"),
-        # Of public reports, which the table names.
-        ("AWS::EC2::SecurityGroup", {"GroupDescription": "the team's"}, "s", "other characters"),
-        ("AWS::EC2::SecurityGroup", {"GroupDescription": "a → b"}, "s", "other characters"),
-        (
-            "AWS::EC2::SecurityGroup",
-            {"SecurityGroupIngress": [{"Description": "a > b"}]},
-            "s",
-            "other characters",
-        ),
-        ("AWS::EC2::SecurityGroupEgress", {"Description": "a > b"}, "s", "other characters"),
-        ("AWS::EC2::SecurityGroup", {"SecurityGroupIngress": [{}] * 61}, "s", "at most 60 "),
-        ("AWS::Lambda::Function", {"Description": "x" * 257}, "s", "at most 256 "),
-        ("AWS::Lambda::Function", {"Code": {"ZipFile": "x" * 4_194_305}}, "s", "at most 4,194"),
-        ("AWS::Logs::MetricFilter", {"FilterPattern": "x" * 1025}, "s", "at most 1,024"),
-        ("AWS::Events::Rule", {"Targets": [{"Id": "x" * 65}]}, "s", "at most 64 "),
-        ("AWS::Events::Rule", {"EventPattern": {"source": ["x" * 2048]}}, "s", "at most 2,048"),
-        (
-            "AWS::CloudWatch::Dashboard",
-            {"DashboardBody": json.dumps({"widgets": [{}] * 501})},
-            "s",
-            "at most 500 ",
-        ),
-    ],
-)
+LISTS = ("SecurityGroupIngress", "Targets")
+SIZES = [(kind, size) for kind, sizes in unwritten.SIZES.items() for size in sizes]
+ROWS: list[tuple[str, Any, str, str]] = [
+    # A text: its characters count, as the elements of a list do.
+    *(
+        (kind, planted(size.path or "x", item * (size.most + 1)), "s", f"at most {size.most:,} ")
+        for kind, size in SIZES
+        for item in ([[{}]] if size.path in LISTS else ["x"])
+    ),
+    *(
+        (kind, planted(size.path, text), "s", "other characters")
+        for kind, size in SIZES
+        for text in (("the team's", "a → b") if size.pattern else ())
+    ),
+    *(
+        (kind, {name.property: "r" * (name.most + 1)}, "s", f" takes {name.most}")
+        for kind, name in unwritten.NAMES.items()
+    ),
+    *((kind, {}, f"{name.upper()}ml", "a name") for kind in RESERVED for name in RESERVED[kind]),
+    ("AWS::ECS::CapacityProvider", {"Name": "FARGATE-x"}, "s", "a name that"),
+    ("AWS::S3::Bucket", {"BucketName": "mine--ol-s3"}, "s", "a name that"),
+    ("AWS::SSM::Parameter", {"Name": "/AWS/x"}, "s", "a name that"),
+    ("AWS::Logs::LogGroup", {"LogGroupName": "aws/x"}, "s", "a name that"),
+    ("AWS::CloudWatch::Dashboard", {"DashboardName": "a.b"}, "s", "a name that"),
+    ("AWS::SNS::Topic", {"Tags": [{}] * 51}, "s", "50 tags"),
+]
+
+
+@pytest.mark.parametrize(("kind", "properties", "stack", "part"), ROWS)
 def test_what_a_service_refuses_is_named(
     kind: str, properties: dict[str, Any], stack: str, part: str
 ) -> None:
@@ -106,8 +83,8 @@ def test_what_a_service_refuses_is_named(
 
 
 def test_what_many_resources_have_together_is_named() -> None:
-    half = {"Statement": POLICY["Statement"][:10]}
-    policy = {"Type": "AWS::IAM::Policy", "Properties": {"Roles": ["r"], "PolicyDocument": half}}
+    half = {"Roles": ["r"], "PolicyDocument": "x" * 5200}
+    policy = {"Type": "AWS::IAM::Policy", "Properties": half}
     logs = {"Type": "AWS::Logs::ResourcePolicy", "Properties": {"PolicyDocument": "x"}}
     for resource, number in ((policy, 2), (logs, 11)):
         few, many = (
