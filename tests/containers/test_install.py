@@ -279,7 +279,7 @@ def test_a_base_image_gets_what_it_lacks_from_its_own_packages(
     }
     assert packages[manager] in calls
     if manager == "dnf":  # ECS's own init reaps there
-        command = [local / "tini", "-s", "--", "/bin/echo", "a b"]
+        command = [str(local / "tini"), "-s", "--", "/bin/echo", "a b"]
         assert subprocess.check_output(command, text=True) == "a b\n"
     assert (local / "tini").exists() is (manager == "dnf")
 

@@ -256,8 +256,8 @@ def test_the_last_boot_is_reported_with_its_reason_if_it_failed(
         account.now += timedelta(seconds=1)
         found = looked()[1]["last boot"]
         assert found["state"] == ("bad" if failed else "ok")
-        said = f"i-{number}: {f'FAILED: {failed}; ' if failed else ''}p4d; driver 580; image 61 s"
-        assert found["found"] == said
+        reason = f"failed {failed}, " if failed else ""
+        assert found["found"] == f"id i-{number}, type p4d, driver 580, {reason}image 61 s"
 
 
 @pytest.mark.slow

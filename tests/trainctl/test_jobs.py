@@ -233,7 +233,7 @@ def test_a_job_shows_how_its_hosts_have_started(account: Account, cli: Cli) -> N
         boot = {"id": host, "ami": "ami-0", "gpus": "8 A100", "efa": 4, "steps": {"cache": 1}}
         account.objects[f"hosts/{host}.json"] = json.dumps(boot).encode()
     assert [each["id"] for each in cli.json("show job")["hosts"]] == ["i-1"]
-    assert "i-1: ami-0; 8 A100; efa 4; cache 1 s\n" in cli("show job").out
+    assert "id i-1, ami ami-0, gpus 8 A100, efa 4, cache 1 s\n" in cli("show job").out
     account.container_instances = []
     assert cli.json("show job")["hosts"] == []
 

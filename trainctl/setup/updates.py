@@ -23,17 +23,13 @@ def update(account: Account, assembly: Path, *, fix: str = "") -> Finding:
     """Compare the templates of a synth with those that are deployed."""
     from stacks.updates import losses
 
-    artifacts = json.loads((assembly / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
-    before, after = [], []
-    for name in (CORE_STACK, TRAINING_STACK):
-        properties = artifacts[name]["properties"]
-        deployed = account.template(properties.get("stackName", name))
-        if deployed is None:
-            return ok("nothing is replaced: a stack is not there yet")
-        before.append(deployed)
-        file = assembly / properties["templateFile"]
-        after.append(json.loads(file.read_text(encoding="utf-8")))
-    if found := [*losses(before, after, account.create_only)]:
+    artifacts = json.loads((assembly / "manifest.json").read_text())["artifacts"]
+    both = {name: artifacts[name]["properties"] for name in (CORE_STACK, TRAINING_STACK)}
+    after = [json.loads((assembly / each["templateFile"]).read_text()) for each in both.values()]
+    names = [each.get("stackName", name) for name, each in both.items()]
+    before = [found for found in map(account.template, names) if found]
+    # What is not there yet loses nothing.
+    if len(before) == 2 and (found := [*losses(before, after, account.create_only)]):
         return bad(f"destroy first: {'; '.join(found)}", fix)
     return ok("in place")
 
@@ -49,10 +45,9 @@ def planned(place: Place) -> Finding:
 def synthesize(place: Place, folder: Path) -> None:
     """Run the app as the CDK command line does. Raises InputError."""
     project = checkout_settings.project()
-    file = project / "cdk.json"
-    context = json.loads(file.read_text(encoding="utf-8"))["context"]
+    context = json.loads((project / "cdk.json").read_text())["context"]
     variables = {
-        "CDK_CONTEXT_JSON": json.dumps({**context, **place.context}),
+        "CDK_CONTEXT_JSON": json.dumps(context | place.context),
         "CDK_OUTDIR": str(folder),
         "CDK_DEFAULT_REGION": place.region,
     }

@@ -29,10 +29,8 @@ def last(deployment: Deployment) -> Boot:
 
 def line(boot: Boot) -> str:
     """A report in words."""
+    words = [f"{name} {value}" for name, value in boot.items() if value and name != "steps"]
     steps = boot.get("steps")
-    seconds = steps if isinstance(steps, dict) else {}
-    parts = [f"{boot.get(name)}" for name in ("type", "ami", "gpus") if boot.get(name)]
-    parts += [f"{name} {boot[name]}" for name in ("driver", "disks", "efa") if boot.get(name)]
-    parts += [", ".join(f"{name} {each} s" for name, each in seconds.items())]
-    failed = f"FAILED: {boot['failed']}; " if boot.get("failed") else ""
-    return f"{boot.get('id')}: {failed}{'; '.join(filter(None, parts))}"
+    if isinstance(steps, dict):
+        words += [f"{name} {seconds} s" for name, seconds in steps.items()]
+    return ", ".join(words)
