@@ -144,8 +144,9 @@ def _before(
     zone: checks.Zone = partial(str, plan.settings.availability_zone)
     if subnet:
         zone = partial(place.account.zone, subnet)
-    is_update = network is not None and network.is_there and not network.is_local
-    update: checks.Checks = {"update": partial(updates.planned, place)} if is_update else {}
+    update: checks.Checks = {}
+    if network and network.is_there and not network.is_local:
+        update = {"update": partial(updates.planned, place)}
     yield from checks.run(
         {
             "Node.js": laptop.node,

@@ -208,9 +208,8 @@ def of_a_deployment(place: Place, deployment: Deployment) -> Checks:
 def last_boot(deployment: Deployment) -> Finding:
     """How the newest host started."""
     boot = boots.last(deployment)
-    if not boot:
-        return ok("no host has started yet")
-    return bad(boots.line(boot)) if boot.get("failed") else ok(boots.line(boot))
+    said = boots.line(boot) or "no host has started yet"
+    return bad(said) if boot.get("failed") else ok(said)
 
 
 def pipeline(place: Place, deployment: Deployment) -> Finding:
