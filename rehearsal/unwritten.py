@@ -34,7 +34,7 @@ class Size(NamedTuple):
     """Elements of a list, else characters; of an object those of its JSON."""
     source: str
     pattern: str = ""
-    """Of a text: its characters."""
+    """Pattern of a text; empty: any."""
 
 
 #: Type -> its name. Sources: the API reference of the action that creates it, and for buckets
