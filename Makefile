@@ -76,7 +76,7 @@ destroy: venv-laptop node ## remove both stacks, running hosts too; the bucket s
 rehearse: venv venv-laptop venv-aws node ## the whole system in containers on a local AWS (needs a Docker Engine)
 	@$(PYTHON) -m rehearsal all
 
-canary: venv-laptop node ## first in a new account: deploy, three jobs, remove (at most $3, asks before)
+canary: venv-laptop node ## first in a new account: deploy, jobs, remove (at most $3; ARGS=--gpu: $5)
 	@$(PYTHON) -m rehearsal canary $(if $(UNASKED),--yes) $(ARGS)
 
 bench: venv-dev ## measure again what benchmarks/results has for docs/benchmarks.md
@@ -88,8 +88,9 @@ bench: venv-dev ## measure again what benchmarks/results has for docs/benchmarks
 synth: venv-laptop node ## write the templates to cdk.out; needs no account and no network
 	@$(CDK) synth --quiet $(ARGS)
 
-diff: venv-laptop node ## what `make deploy` would change
+diff: venv-laptop node ## what `make deploy` would change, and whether it needs a destroy first
 	@$(CDK) diff $(ARGS)
+	@$(PYTHON) -m trainctl.setup.updates
 
 ##@ Work on it
 check: venv-dev venv-aws node ## lint, format, types, rules of the templates and the quick tests

@@ -71,6 +71,13 @@ fail() { # MESSAGE
     exit 1
 }
 
+has_plugin() { # NCCL loads libnccl-net.so by that name, and otherwise uses TCP without an error.
+    for plugin in /opt/amazon/*/lib*/libnccl-net*.so /opt/amazon/*/lib*/*/libnccl-net*.so; do
+        [ ! -e "$plugin" ] || return 0
+    done
+    return 1
+}
+
 no_torch() { # FROM
     fail "$pins cannot be installed from $1; to give the head another index: make images TORCH_INDEX=ADDRESS"
 }
@@ -96,10 +103,15 @@ case $1 in
         finish "$(site_packages)"
         ;;
     efa)
+        PATH=$PATH:/opt/amazon/efa/bin
+        if command -v fi_info >/dev/null && { has_plugin || ldconfig -p | grep -q 'libnccl-net\.so'; }; then
+            echo "EFA and NCCL's plug-in are the base image's own"
+            exit 0
+        fi
         [ -n "$2" ] || exit 0
         without="or build without EFA: make images ARGS='--tag NAME --build-arg EFA_INSTALLER='"
-        command -v apt-get >/dev/null ||
-            fail "AWS's installer for EFA needs apt-get, which the base image lacks: take one of Debian or Ubuntu, $without"
+        command -v apt-get >/dev/null || command -v dnf >/dev/null ||
+            fail "AWS's installer for EFA needs apt-get or dnf, which the base image lacks: take one of Debian, Ubuntu or Amazon Linux, $without"
         address=https://efa-installer.amazonaws.com/aws-efa-installer-$2.tar.gz
         cd /tmp
         python3 -c 'import sys, urllib.request; urllib.request.urlretrieve(*sys.argv[1:])' \
@@ -107,16 +119,12 @@ case $1 in
         echo "$3  efa.tar.gz" | sha256sum --check --quiet ||
             fail "$address has another SHA-256 than EFA_SHA256: do not use it, $without"
         tar -xzf efa.tar.gz
-        apt-get update -q
+        ! command -v apt-get >/dev/null || apt-get update -q
         # AWS's arguments for containers: the host has the kernel module and sets the limits, and a
         # build sees no device. (EC2 User Guide, "Install the EFA software in a container")
         (cd aws-efa-installer && DEBIAN_FRONTEND=noninteractive ./efa_installer.sh -y --skip-kmod \
             --skip-limit-conf --no-verify)
-        # NCCL loads libnccl-net.so by that name, and otherwise uses TCP without an error.
-        for plugin in /opt/amazon/*/lib*/libnccl-net*.so /opt/amazon/*/lib*/*/libnccl-net*.so; do
-            [ ! -e "$plugin" ] || break
-        done
-        [ -e "$plugin" ] ||
+        has_plugin ||
             fail "EFA installer $2 has no plugin for NCCL on this system: take a newer one or another base image, $without"
         folder=$(dirname "$plugin")
         [ -e "$folder/libnccl-net.so" ] || ln -s "$(basename "$plugin")" "$folder/libnccl-net.so"
@@ -125,7 +133,7 @@ case $1 in
         /opt/amazon/efa/bin/fi_info --version
         # No node runs MPI.
         rm -rf /opt/amazon/openmpi* /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/dpkg.log \
-            /var/cache/debconf/*-old /var/cache/ldconfig
+            /var/cache/debconf/*-old /var/cache/ldconfig /var/cache/dnf
         finish /opt/amazon
         ;;
     torch)

@@ -106,27 +106,20 @@ def build(
     targets: Mapping[str, str],
     git_sha: str,
     build_arguments: Sequence[str] = (),
-    options: Sequence[str] = (),
     platform: str = "",
 ) -> None:
     """Build ``targets`` (``head``, ``worker``), each under the name given.
 
     Args:
         build_arguments: as ``NAME=VALUE``, those of the Dockerfile.
-        options: more options of ``docker build``, such as where its cache is; ``{target}`` in them
-            is the target.
         platform: such as ``linux/amd64``; empty: this machine's.
     """
     values = [*build_arguments, f"VERSION={version()}", f"GIT_SHA={git_sha}"]
-    # An action of a CI pipeline that keeps the cache elsewhere needs the command of buildx.
-    command = ["buildx", "build", "--load"] if options else ["build"]
     for target, image in targets.items():
         docker.run(
-            *command,
-            *("--file", DOCKERFILE, "--target", target, "--tag", image),
+            *("build", "--file", DOCKERFILE, "--target", target, "--tag", image),
             *[part for each in values for part in ("--build-arg", each)],
             *[part for each in _versions() for part in ("--label", each)],
-            *[option.replace("{target}", target) for option in options],
             *(["--platform", platform] if platform else []),
             ".",
         )
@@ -265,18 +258,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--tag",
     )
     parser.add_argument(
-        "--build-option",
-        action="append",
-        default=[],
-        metavar="OPTION",
-        help="another option of docker buildx build: --cache-from=type=gha,scope={target}, where "
-        "{target} is head or worker; may be repeated",
-    )
-    parser.add_argument(
         "--no-build", action="store_true", help="push what an earlier call has built and tried out"
-    )
-    parser.add_argument(
-        "--no-try-out", action="store_true", help="build what an earlier call has tried out"
     )
     parser.add_argument("--no-push", action="store_true", help="build and try out, push nothing")
     parser.add_argument("--print-tag", action="store_true", help="print the tag, and do no more")
@@ -345,10 +327,9 @@ def _publish(
             targets=images,
             git_sha=commit(),
             build_arguments=_build_arguments(options),
-            options=options.build_option,
             platform=PLATFORM,
         )
-        for image in () if options.no_try_out else images.values():
+        for image in images.values():
             try_out(docker, image)
             _say(f"{image}: two steps of each recipe succeeded")
     for node, image in () if options.no_push else images.items():

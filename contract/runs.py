@@ -54,6 +54,7 @@ JOBS_DIR: Final = "jobs"  # of a run: its jobs' code, and what their heads repor
 # ``stacks.rights`` and ``stacks.people``; below RUNS_PREFIX every job may.
 ENDS_PREFIX: Final = "ends"  # how jobs ended: written by the keeper only
 HEADS_PREFIX: Final = "heads"  # what the heads of jobs report: written by heads only
+HOSTS_PREFIX: Final = "hosts"  # boot reports of hosts: written by hosts only
 STOPS_PREFIX: Final = "stops"  # jobs that users call off: <user id>/, written by that user only
 
 # Files of a user's own program.

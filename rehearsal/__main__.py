@@ -53,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="the account in use: deploy preset cpu, run three jobs, remove all (at most $3)",
     )
     flight.add_argument("--yes", action="store_true", help="do not ask")
+    flight.add_argument("--gpu", action="store_true", help="one g5.xlarge instead (at most $5)")
     played = commands.add_parser(
         "replay", help="differences of a canary's file from the model of the local AWS"
     )
@@ -96,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps(cycle.build_images(), indent=1))
             return 0
         if arguments.command == "canary":
-            canary.Canary().run(is_sure=arguments.yes)
+            canary.Canary(has_gpu=arguments.gpu).run(is_sure=arguments.yes)
             return 0
         if arguments.command == "replay":
             found = replay.replay(arguments.file)

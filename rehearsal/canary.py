@@ -3,7 +3,8 @@
 Preset ``cpu`` is deployed under a name of its own. A recipe, a program on two nodes and a Ray
 program run at once, and a host below the recipe is terminated; a deploy changes three settings; the
 stacks are destroyed, and the account is compared with what was there before. ``rehearsal.answers``
-writes what AWS answered meanwhile; nothing sends it.
+writes what AWS answered meanwhile; nothing sends it. With ``--gpu``, one g5.xlarge runs NCCL and a
+recipe instead, and what hosts and jobs report is printed beside the plan.
 
 A state file is written before anything is made. After any kind of end, the next start cleans up and
 does no more. Not for a deployment that people use: everything of this name is destroyed.
@@ -42,13 +43,8 @@ MOST_S: Final = 7200
 EVERY_S: Final = 10
 #: Three jobs at once: three heads, four workers, all m5.large. Container Insights makes a log group
 #: that stays.
-DEPLOYED: Final = {
-    **SETTINGS,
-    "deployment": NAME,
-    "container_insights": "false",
-    "max_heads": "3",
-    "max_workers": "4",
-}
+_ALIKE: Final = {**SETTINGS, "deployment": NAME, "container_insights": "false"}
+DEPLOYED: Final = {**_ALIKE, "max_heads": "3", "max_workers": "4"}
 CHANGED: Final = {
     **DEPLOYED,
     "max_workers": "5",
@@ -69,12 +65,26 @@ LINES: Final = {
     "trainctl wait canary-program": "",
     "trainctl wait canary-ray": "",
 }
+#: What a GPU's host reports, and the recipe's figures, beside what was planned. Twice the limit,
+#: and a dollar: five.
+_OF_GPU: Final = "--yes --max-hours 1 --max-cost 2"
+_NCCL: Final = "import torch; print(torch.version.cuda, torch.cuda.nccl.version())"
+FIGURES: Final = {
+    "trainctl plan ddp --nodes 1 --preset digits": "",
+    f"{_PROGRAM} 1 --run canary-nccl -- python -c '{_NCCL}'": _OF_GPU,
+    "trainctl wait canary-nccl": "",
+    "trainctl logs canary-nccl": "",
+    f"trainctl submit ddp --run {RECIPE} --nodes 1 --preset digits": _OF_GPU,
+    f"trainctl wait {RECIPE}": "",
+    f"trainctl show {RECIPE}": "",
+    f"trainctl cost {RECIPE}": "",
+}
 QUESTION: Final = (
-    "The canary deploys to account {}: m5.large hosts for three short jobs, at most $3 and two "
-    "hours, then removes all of it. Continue? [y/N] "
+    "The canary deploys to account {}: {} hosts for short jobs, at most ${} and two hours, then "
+    "removes all of it. Continue? [y/N] "
 )
 NO_IMAGES: Final = (
-    "there is no Docker here to build the images: npx cdk deploy CoreStack -c preset=cpu "
+    "there is no Docker here to build the images: npx cdk deploy CoreStack "
     f"-c deployment={NAME}; where Docker is, TRAIN_DEPLOYMENT={NAME} make images; then make canary"
 )
 #: Kind of a thing, operation and key of its list, operation and key of its descriptions.
@@ -97,13 +107,16 @@ def push_images(canary: "Canary") -> None:
 class Canary:
     """One canary; its folder holds its state, its log and what AWS answered."""
 
-    def __init__(self, folder: Path = ROOT / ".canary") -> None:
+    def __init__(self, folder: Path = ROOT / ".canary", *, has_gpu: bool = False) -> None:
         self.folder, self.log, self.file = folder, folder / "log", folder / "answers.jsonl"
         self._state = folder / "state.json"
         self._account = AccountClients("")
         self._cdk = Cdk(folder, {"NODE_OPTIONS": "", **os.environ}, log=self.log, timeout_s=MOST_S)
         self._struck = ""
         """The instance that was terminated."""
+        self._has_gpu, self._deployed = has_gpu, DEPLOYED
+        if has_gpu:
+            self._deployed = {**_ALIKE, "preset": "ddp", "max_workers": "1"}
 
     def run(self, *, is_sure: bool) -> None:
         """Fly, or only clean up after an earlier one.
@@ -125,7 +138,8 @@ class Canary:
             raise RehearsalError(NO_IMAGES)
         answer = "y" if is_sure else ""
         with suppress(EOFError):  # without a terminal
-            answer = answer or input(QUESTION.format(account))
+            hosts = ("g5.xlarge", 5) if self._has_gpu else ("m5.large", 3)
+            answer = answer or input(QUESTION.format(account, *hosts))
         if answer not in ("y", "yes"):
             raise RehearsalError("nothing was started; --yes answers the question")
         self.folder.mkdir(exist_ok=True)
@@ -161,11 +175,15 @@ class Canary:
 
     def _fly(self, steps: Steps) -> None:
         with steps.step("deploy CoreStack and TrainingStack"):
-            self._cdk.deploy(DEPLOYED)
+            self._cdk.deploy(self._deployed)
         if shutil.which("docker"):
             with steps.step("push the images, unless the registry has them"):
                 push_images(self)
-        run_lines(self, steps, LINES, folder=ROOT, timeout_s=MOST_S, gone_within_s=600)
+        lines = {"trainctl doctor": "", **FIGURES} if self._has_gpu else LINES
+        shown = run_lines(self, steps, lines, folder=ROOT, timeout_s=MOST_S, gone_within_s=600)
+        if self._has_gpu:
+            print("\n".join(f"{line}\n{shown[line]}" for line in FIGURES))
+            return
         with steps.step("check that the recipe resumed"):
             self._check_resumed()
         with steps.step("deploy three changed settings"):
@@ -191,7 +209,7 @@ class Canary:
             stacks = [each for each in map(self._stack, (CORE, TRAINING)) if each]
             with steps.step("destroy the stacks"):
                 if stacks:
-                    self._cdk.destroy(DEPLOYED)
+                    self._cdk.destroy(self._deployed)
             for stack in stacks:
                 events = ("cloudformation", "describe_stack_events", "StackEvents")
                 for event in self._account.items(*events, StackName=stack):
@@ -252,7 +270,7 @@ class Canary:
         for kind, records in found.items():
             for record in records:
                 answers.take(kind, record, at=time.time())
-        if not self._struck:
+        if not (self._struck or self._has_gpu):
             self._strike(found)
 
     def _strike(self, found: dict[str, list[Any]]) -> None:

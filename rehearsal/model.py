@@ -176,7 +176,7 @@ class Model:
                 Docker does not answer, so that tasks stay PENDING, those that are stopped too
                 (amazon-ecs-agent 306, 731, 3226).
         """
-        self.groups = {each.provider: each for each in groups}
+        self.groups: dict[str, Group] = {}
         self.tasks: dict[str, Record] = {}
         self.hosts: dict[str, Record] = {}
         """Hosts of the cluster, by ARN."""
@@ -188,8 +188,13 @@ class Model:
         self._tokens: dict[str, list[str]] = {}
         self._number = 0
         self._is_placing = False
-        for group in self.groups.values():
-            self._after(self._random.uniform(0, self.times.scales), self._look, group)
+        for group in groups:
+            self.add(group)
+
+    def add(self, group: Group) -> None:
+        """A group that a deploy makes."""
+        self.groups[group.provider] = group
+        self._after(self._random.uniform(0, self.times.scales), self._look, group)
 
     def _id(self) -> int:
         self._number += 1

@@ -88,11 +88,35 @@ def _arn_as_imported(bucket: s3.IBucket) -> str:
 
 # --- roles ----------------------------------------------------------------------------------------
 def of_host(
-    *, cluster: ecs.Cluster, repositories: Sequence[ecr.Repository], metrics: str
+    *,
+    cluster: ecs.Cluster,
+    repositories: Sequence[ecr.Repository],
+    bucket: s3.IBucket,
+    metrics: str,
+    has_sessions: bool,
 ) -> Rights:
-    """A host itself: join this cluster, pull the two images, report metrics."""
+    """A host itself: join this cluster, pull the two images, report metrics and how it started; be
+    reached by Session Manager."""
+    reports = _arn_as_imported(bucket) + f"/{runs.HOSTS_PREFIX}/*"
+    # "Add Session Manager permissions to an existing IAM role" (guide of Systems Manager).
+    sessions = allow(
+        "TakeSessions",
+        "ssm:UpdateInstanceInformation",
+        "ssmmessages:CreateControlChannel",
+        "ssmmessages:CreateDataChannel",
+        "ssmmessages:OpenControlChannel",
+        "ssmmessages:OpenDataChannel",
+        on=["*"],
+    )
     return (
         allow(
+            "ReportBoots",
+            "s3:PutObject",
+            on=[bucket.arn_for_objects(f"{runs.HOSTS_PREFIX}/*")],
+        )
+        + (sessions if has_sessions else Rights())
+        + Rights(reasons={reports: "A host's own id is not known before it starts."})
+        + allow(
             "JoinCluster",
             "ecs:DeregisterContainerInstance",
             "ecs:RegisterContainerInstance",
@@ -125,8 +149,8 @@ def of_host(
             "cloudwatch:PutMetricData",
             on=["*"],
             where={"StringEquals": {"cloudwatch:namespace": metrics}},
-            why="Finding the control plane, logging in to ECR and reporting metrics have no "
-            "resource; metrics are limited to one namespace.",
+            why="Finding the control plane, logging in to ECR, reporting metrics and taking "
+            "sessions have no resource; metrics are limited to one namespace.",
         )
     )
 
@@ -146,7 +170,12 @@ def of_training_code(
 ) -> Rights:
     """All code that trains: its bucket, what it reads from others, and a shell for its owner, which
     is logged. What decides about jobs is written by others, or by the heads of jobs only."""
-    of_others = [runs.ENDS_PREFIX, runs.STOPS_PREFIX, *([] if is_job_head else [runs.HEADS_PREFIX])]
+    of_others = [
+        runs.ENDS_PREFIX,
+        runs.STOPS_PREFIX,
+        runs.HOSTS_PREFIX,
+        *([] if is_job_head else [runs.HEADS_PREFIX]),
+    ]
     no_writing = iam.PolicyStatement(
         sid="NotOfOthers",
         effect=iam.Effect.DENY,

@@ -10,6 +10,7 @@ from contract.errors import InputError
 from contract.instance_types import PERSISTENT, PERSISTENT_GIB_MONTH, SCRATCH
 from contract.job import MAIL, MAX_SECONDS
 from contract.outputs import CORE_STACK, TRAINING_STACK
+from contract.reserved import RESERVED
 
 # Docker gives its bridge on every host this network: a VPC of the same addresses is not reachable
 # from a container.
@@ -17,11 +18,7 @@ DOCKER_NETWORK: Final = "172.17.0.0/16"
 PRIVATE_NETWORKS: Final = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 
 _BUCKET: Final = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
-#: Beginnings that AWS refuses of names which CloudFormation generates, and which so begin with the
-#: deployment's: of capacity providers in any case of letters (API reference of ECS,
-#: CreateCapacityProvider; aws-cdk 36584), security groups (API reference of EC2,
-#: CreateSecurityGroup) and buckets (user guide of S3, "General purpose bucket naming rules").
-RESERVED: Final = ("aws", "ecs", "fargate", "sg-", "xn--", "sthree-", "amzn-s3-demo-")
+_RESERVED: Final = [name for each in RESERVED.values() for name in each]
 #: Names of this app's stacks: those of the deployment without a name begin with them.
 _STACKS: Final = (CORE_STACK, TRAINING_STACK)
 #: Beside two of the deployment itself (ECS's quota "Capacity providers per cluster").
@@ -34,9 +31,9 @@ TEXTS: Final[Mapping[str, tuple[str, str]]] = {
     # Part of a dashboard's name.
     "preset": ("[A-Za-z0-9_-]{1,64}", "letters, digits, - and _: rename it in cdk.json"),
     "deployment": (
-        f"|(?!(?i:{'|'.join((*RESERVED, *_STACKS))}))[A-Za-z]([A-Za-z0-9-]{{0,28}}[A-Za-z0-9])?",
+        f"|(?!(?i:{'|'.join((*_RESERVED, *_STACKS))}))[A-Za-z]([A-Za-z0-9-]{{0,28}}[A-Za-z0-9])?",
         "up to 30 letters, digits and -, between letters, or empty; AWS reserves names that begin "
-        f"with {', '.join(RESERVED)}, and this app {' and '.join(_STACKS)}",
+        f"with {', '.join(_RESERVED)}, and this app {' and '.join(_STACKS)}",
     ),
     "region": (r"|[a-z]{2,4}(-[a-z]+)+-\d", "a region such as eu-west-1, or empty"),
     "availability_zone": (r"|[a-z]{2,4}(-[a-z]+)+-\d[a-z]", "a zone such as eu-west-1a, or empty"),

@@ -147,6 +147,8 @@ class Settings:
 
     tags: str
     """Tags of everything that is deployed and of its hosts: ``CostCenter=42,Owner=ml``."""
+    session_manager: bool
+    """Let Session Manager open shells on hosts."""
     alarm_email: str
     """Address that alarms are sent to, which has to confirm; empty: only the console shows them."""
 

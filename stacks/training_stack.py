@@ -56,12 +56,14 @@ class TrainingStack(cdk.Stack):
             vpc=core.vpc,
             subnets=core.training_subnets,
             repositories=[*core.repositories.values()],
+            bucket=core.bucket,
             metrics=settings.metrics_namespace,
             # Reserved capacity is where it is: EC2 starts no host in a capacity block and a
             # placement group at once (parallelcluster 6311), and none of another reservation in a
             # group that it was not made for.
             has_placement=not settings.capacity_reservation_id,
             has_insights=settings.container_insights,
+            has_sessions=settings.session_manager,
         )
         cluster, security_group = self.cluster.cluster, self.cluster.security_group
         self.files = (

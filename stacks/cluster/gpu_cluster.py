@@ -14,6 +14,7 @@ from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
+from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from contract import times
@@ -41,21 +42,25 @@ class GpuCluster(Construct):
         vpc: ec2.IVpc,
         subnets: ec2.SelectedSubnets,
         repositories: Sequence[ecr.Repository],
+        bucket: s3.IBucket,
         metrics: str,
         has_placement: bool,
         has_insights: bool,
+        has_sessions: bool,
     ) -> None:
         """Make a cluster without hosts.
 
         Args:
             subnets: of all hosts.
             repositories: of the images that hosts pull.
+            bucket: of the hosts' boot reports.
             metrics: namespace of the hosts' metrics.
             has_placement: True if hosts that train start close to each other.
             has_insights: True if ECS reports its own metrics.
+            has_sessions: True if Session Manager reaches hosts.
         """
         super().__init__(scope, id_)
-        self._vpc, self._subnets, self._metrics = vpc, subnets, metrics
+        self._vpc, self._subnets, self._metrics, self._bucket = vpc, subnets, metrics, bucket
         self.shell_logs = log_group(self, "ShellLogs")
         self.cluster = ecs.Cluster(
             self,
@@ -79,9 +84,13 @@ class GpuCluster(Construct):
             description="GPU hosts: join the cluster, pull images, report metrics",
             assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
         )
-        rights.of_host(cluster=self.cluster, repositories=repositories, metrics=metrics).grant(
-            self._role
-        )
+        rights.of_host(
+            cluster=self.cluster,
+            repositories=repositories,
+            bucket=bucket,
+            metrics=metrics,
+            has_sessions=has_sessions,
+        ).grant(self._role)
         # Hosts close together: gradients take the shortest way.
         self._placement = _placement_group(self, "Placement") if has_placement else None
 
@@ -129,6 +138,7 @@ class GpuCluster(Construct):
                 metrics=self._metrics,
                 node=kind.node,
                 image=kind.repository.repository_uri_for_tag(kind.image_tag),
+                bucket=self._bucket.bucket_name,
                 has_gpus=machine.num_gpus > 0,
                 spot=kind.spot,
                 efa=machine if kind.uses_efa else None,

@@ -12,7 +12,7 @@ from typing import Final
 
 from aws_cdk import aws_ec2 as ec2
 
-from contract import nodes, times
+from contract import nodes, runs, times
 from contract.instance_types import InstanceType
 
 METRICS_INTERVAL_S: Final = 10
@@ -22,22 +22,44 @@ set -u
 image={image}
 registry=${{image%%/*}}
 region=$(echo "$registry" | cut -d. -f4)
+driver= gpus= efa=0 steps= name=
 say() {{ echo "host-setup: $*"; }}
+step() {{
+    [ -z "$name" ] || steps="$steps\\"$name\\": $((SECONDS - began)), "
+    name=$1 began=$SECONDS
+    say "$1"
+}}
+about() {{
+    curl -sf -m 5 -H "X-aws-ec2-metadata-token: $token" "http://169.254.169.254/latest/meta-data/$1"
+}}
+# The boot report: what this host is, and the seconds of each step.
+report() {{
+    token=$(curl -sf -m 5 -X PUT -H "X-aws-ec2-metadata-token-ttl-seconds: 60" \
+        http://169.254.169.254/latest/api/token)
+    host=$(about instance-id)
+    timeout 30 aws s3 cp --only-show-errors - "s3://{bucket}/{reports}/$host.json" <<REPORT ||
+{{"id": "$host", "type": "$(about instance-type)", "ami": "$(about ami-id)",
+ "driver": "$driver", "gpus": "$gpus", "disks": "$(lsblk -dnro NAME,SIZE -e 7 | paste -sd,)",
+ "efa": $efa, "failed": "$1", "steps": {{$steps"all": $SECONDS}}}}
+REPORT
+        say "WARNING: no boot report"
+}}
 # Its group starts another host in its place.
 give_up() {{
-    say "ERROR: $*; this host takes no task and switches itself off"
+    step "ERROR: $*; this host takes no task and switches itself off"
+    report "$*"
     shutdown --poweroff now
     exit 1
 }}
 
-say "joining {cluster}"
+step joining
 cat >> /etc/ecs/ecs.config <<'CONFIG'
 {ecs_config}
 CONFIG
 
 # Shared by the tasks that this host will run, one after the other. A disk of the host's own is
 # faster than the root volume and costs nothing; it ends with the host, as the cache may.
-say "cache"
+step cache
 mkdir -p {cache}
 for disk in /dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_*; do
     [ -e "$disk" ] || break
@@ -50,11 +72,11 @@ done
 # Of the user of the containers: no other user of the host reads or changes it.
 chown {user}:{user} {cache} && chmod 0700 {cache} || say "WARNING: the cache cannot be written"
 
-say "packages"
+step packages
 timeout 300 dnf install --assumeyes --quiet awscli-2 amazon-cloudwatch-agent ||
     say "WARNING: no packages"
 {shared}{efa}{wait_for_gpus}
-say "metrics"
+step metrics
 mkdir -p /opt/aws/amazon-cloudwatch-agent/etc
 cat > /opt/aws/amazon-cloudwatch-agent/etc/training.json <<'CONFIG'
 {agent_config}
@@ -63,23 +85,25 @@ CONFIG
     -c file:/opt/aws/amazon-cloudwatch-agent/etc/training.json || say "WARNING: no metrics"
 
 # Minutes for a GPU image: done here, the first task finds it in place.
-say "image $image"
+step image
 systemctl start docker
 if timeout 60 aws ecr get-login-password --region "$region" |
     timeout 60 docker login --username AWS --password-stdin "$registry"
 then
-    timeout 600 docker pull --quiet "$image" ||
+    timeout 570 docker pull --quiet "$image" ||
         say "WARNING: not pulled; ECS pulls it with the first task"
     docker logout "$registry"
 else
     say "WARNING: no login to $registry; ECS pulls with the first task"
 fi
+step "pulled $image"
+report ""
 say "done"
 """
 
 # ECS places tasks by this attribute. A host without it is of no use.
 _SHARED: Final = """
-say "shared file system"
+step "shared file system"
 timeout 300 dnf install --assumeyes --quiet lustre-client || say "WARNING: no Lustre client"
 mkdir -p {folder}
 mounted=no
@@ -99,34 +123,37 @@ PLACEMENT: Final = f"attribute:{nodes.SHARED_ATTRIBUTE} == {nodes.SHARED_MOUNTED
 # The tasks' own libfabric is in their image; here are the driver and memory for its buffers. A host
 # without the devices gets no container started, and ECS names the one that is missing.
 _EFA: Final = """
-say "efa"
+step efa
 echo "vm.nr_hugepages = {huge_pages}" > /etc/sysctl.d/90-efa.conf
 sysctl --quiet --load=/etc/sysctl.d/90-efa.conf || say "WARNING: no huge pages"
 modprobe efa || {{
     timeout 300 dnf install --assumeyes --quiet "kernel-modules-extra-$(uname -r)"
     modprobe efa || say "WARNING: no driver for EFA"
 }}
-found=0
 mkdir -p {nodes}
 for device in /sys/class/infiniband_verbs/uverbs*; do
     [ "$(basename "$(readlink -f "$device/device/driver")")" = efa ] || continue
     name=$(basename "$device")
-    ln -sf "/dev/infiniband/$name" {links}/$found
+    ln -sf "/dev/infiniband/$name" {links}/$efa
     IFS=: read -r major minor < "$device/dev"
     mknod -m 666 "{nodes}/$name" c "$major" "$minor"
-    found=$((found + 1))
+    efa=$((efa + 1))
 done
-[ "$found" -eq {num_efa} ] || say "WARNING: $found EFA devices, {num_efa} should be here"
+[ "$efa" -eq {num_efa} ] || say "WARNING: $efa EFA devices, {num_efa} should be here"
 """
 
 # The metrics agent ends when it finds no nvidia-smi at its start (pytorch/test-infra 4416), and the
 # ECS agent does not start without GPUs that answer: the host would be billed and never join.
 _WAIT_FOR_GPUS: Final = """
+step gpus
 for attempt in $(seq 30); do
     timeout --kill-after=5 20 nvidia-smi > /dev/null 2>&1 && break
     [ "$attempt" -lt 30 ] || give_up "its GPUs do not answer"
     sleep 4
 done
+ask() {{ timeout --kill-after=5 20 nvidia-smi --query-gpu="$1" --format=csv,noheader; }}
+driver=$(ask driver_version | head -n 1)
+gpus=$(ask name | sort | uniq -c | xargs)
 """
 
 
@@ -136,6 +163,7 @@ def host_setup(
     metrics: str,
     node: str,
     image: str,
+    bucket: str,
     has_gpus: bool,
     spot: bool,
     efa: InstanceType | None = None,
@@ -148,6 +176,7 @@ def host_setup(
         metrics: Namespace of the host's metrics.
         node: ``head`` or ``worker``: an attribute of the container instance.
         image: Image in ECR to pull before the agent starts.
+        bucket: The deployment's, for the boot report.
         has_gpus: Whether NVIDIA's tools are to be waited for and asked for metrics.
         spot: Whether the host is a spot instance.
         efa: The host's type, where its EFA is used.
@@ -166,7 +195,6 @@ def host_setup(
             attributes=json.dumps(attributes | {nodes.SHARED_ATTRIBUTE: nodes.SHARED_MOUNTED}),
         )
     script = _SCRIPT.format(
-        cluster=cluster_name,
         ecs_config="\n".join(f"{name}={value}" for name, value in config.items()),
         shared=shared,
         efa=_EFA.format(
@@ -178,11 +206,13 @@ def host_setup(
         )
         if efa
         else "",
-        wait_for_gpus=_WAIT_FOR_GPUS if has_gpus else "",
+        wait_for_gpus=_WAIT_FOR_GPUS.format() if has_gpus else "",
         agent_config=json.dumps(agent_config(has_gpus=has_gpus, metrics=metrics), indent=1),
         cache=nodes.CACHE_DIR,
         user=nodes.CONTAINER_USER,
         image=image,
+        bucket=bucket,
+        reports=runs.HOSTS_PREFIX,
     )
     user_data = ec2.UserData.for_linux()
     user_data.add_commands(script)

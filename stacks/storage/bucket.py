@@ -27,6 +27,9 @@ def new_bucket(scope: Construct, *, retain: bool) -> s3.Bucket:
         object_size_greater_than=LARGE_FILE_BYTES,
         transitions=[archive],
     )
+    boots = s3.LifecycleRule(
+        id="old-boots", prefix=f"{runs.HOSTS_PREFIX}/", expiration=Duration.days(90)
+    )
     bucket = s3.Bucket(
         scope,
         "Bucket",
@@ -39,7 +42,7 @@ def new_bucket(scope: Construct, *, retain: bool) -> s3.Bucket:
         versioned=False,
         removal_policy=RemovalPolicy.RETAIN if retain else RemovalPolicy.DESTROY,
         auto_delete_objects=not retain,
-        lifecycle_rules=[uploads, checkpoints],
+        lifecycle_rules=[uploads, checkpoints, boots],
     )
     resource = bucket.node.default_child
     assert isinstance(resource, s3.CfnBucket)

@@ -71,7 +71,7 @@ class Account(Paged):
     exceptions = SimpleNamespace(ClientError=ClientError, ExecutionDoesNotExist=MissingError)
     page = 3
     """Entries of a page of a list: AWS may return fewer than it is asked for."""
-    families: Mapping[str, str] = {}
+    families: dict[str, str] = {}  # noqa: RUF012
     """Of task definitions, by the capacity providers of their hosts; others' have their names."""
 
     def __init__(self, model: Model) -> None:

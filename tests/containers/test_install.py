@@ -6,6 +6,7 @@ The script itself, in a folder of its own, with a Python that notes how it was c
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -205,7 +206,7 @@ def test_nccl_finds_the_plugin_of_efa_under_the_name_that_it_loads(
 @pytest.mark.parametrize(
     ("without", "said"),
     [
-        ("apt-get", "needs apt-get, which the base image lacks"),
+        ("apt-get", "needs apt-get or dnf, which the base image lacks"),
         ("hash", "has another SHA-256 than EFA_SHA256"),
         ("plugin", "has no plugin for NCCL on this system"),
     ],
@@ -230,12 +231,69 @@ def test_an_image_that_cannot_have_efa_is_refused_in_one_line(
     )
 
 
-def test_a_base_image_without_apt_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_what_a_base_image_has_of_efa_is_kept(build: Build, tmp_path: Path) -> None:
+    hashed, variables = add_efa(tmp_path, "libnccl-net.so")
+    fi_info = tmp_path / "bin" / "fi_info"
+    fi_info.symlink_to("/bin/true")
+    # libfabric without the plug-in is not enough.
+    assert build.run("efa", "1.50.0", hashed, **variables).returncode == 0
+    assert len(build.calls) == 1
+    for installed in (False, True):
+        if installed:  # elsewhere than AWS's installer puts it
+            (tmp_path / "bin" / "ldconfig").unlink()
+            (tmp_path / "bin" / "ldconfig").write_text("#!/bin/sh\necho 'libnccl-net.so (libc6)'\n")
+            (tmp_path / "bin" / "ldconfig").chmod(0o755)
+            shutil.rmtree(tmp_path / "opt" / "amazon")
+        for version in ("1.50.0", ""):
+            done = build.run("efa", version, hashed, **variables)
+            assert "the base image's own" in done.stdout
+    assert len(build.calls) == 1
+
+
+#: ``dnf`` of Amazon Linux, and the shell's commands that the step needs there.
+DNF = """#!/bin/sh
+echo "$*" >>"$CALLS"
+"""
+
+
+@pytest.mark.parametrize("manager", ["apt-get", "dnf"])
+def test_a_base_image_gets_what_it_lacks_from_its_own_packages(
+    tmp_path: Path, manager: str
+) -> None:
+    bin_, local = tmp_path / "bin", tmp_path / "local"
+    bin_.mkdir()
+    local.mkdir()
+    (bin_ / "python3").symlink_to(sys.executable)
+    for name in ("rm", "chmod"):
+        (bin_ / name).symlink_to(f"/bin/{name}")
+    (bin_ / manager).write_text(DNF)
+    (bin_ / manager).chmod(0o755)
+    script = re.sub(r"/var/\S+", "", first_step()).replace("/usr/local/bin", str(local))
+    variables = {"PATH": f"{bin_}:{local}", "CALLS": str(tmp_path / "calls")}
+    done = subprocess.run(["/bin/sh", "-c", script], env=variables, check=False)
+    assert done.returncode == 0
+    calls = (tmp_path / "calls").read_text()
+    packages = {
+        "apt-get": "tini procps git gcc libc6-dev",
+        "dnf": "procps-ng git-core gcc glibc-devel",
+    }
+    assert packages[manager] in calls
+    if manager == "dnf":  # ECS's own init reaps there
+        command = [str(local / "tini"), "-s", "--", "/bin/echo", "a b"]
+        assert subprocess.check_output(command, text=True) == "a b\n"
+    assert (local / "tini").exists() is (manager == "dnf")
+
+
+def first_step() -> str:
+    """The step of the Dockerfile that installs packages of the system."""
     lines = (ROOT / "containers" / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
-    first = next(line.removeprefix("RUN ") for line in lines if line.startswith("RUN "))
+    return next(line.removeprefix("RUN ") for line in lines if line.startswith("RUN "))
+
+
+def test_a_base_image_without_packages_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "python3").symlink_to(sys.executable)
     done = subprocess.run(
-        ["/bin/sh", "-c", first],
+        ["/bin/sh", "-c", first_step()],
         env={"PATH": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -243,7 +301,7 @@ def test_a_base_image_without_apt_is_refused_in_one_line(tmp_path: Path) -> None
     )
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: the base image has neither apt-get nor all of tini")
+    assert line.startswith("error: the base image has neither apt-get, dnf nor all of tini")
 
 
 def test_a_build_may_leave_efa_out(build: Build) -> None:

@@ -4,9 +4,10 @@ an interrupted canary is cleaned up by the next one: with a fake account, in sec
 import json
 import re
 import threading
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
@@ -16,7 +17,10 @@ from rehearsal.answers import ALLOWED, IDS, Answers, read
 from rehearsal.canary import Canary
 from rehearsal.children import CommandError
 from rehearsal.cycle import RehearsalError
+from rehearsal.model import STATES
 from rehearsal.replay import differences, replay
+from tests.aws.account import Account, model_of
+from tests.simulation.world import BEGAN, World
 
 
 # --- the file -------------------------------------------------------------------------------------
@@ -98,6 +102,34 @@ def test_answers_as_in_the_model_have_no_difference() -> None:
     assert differences(GOOD) == []
 
 
+def test_the_states_of_the_replay_are_those_that_the_model_comes_to() -> None:
+    world, seen = World(0), defaultdict[str, list[str]](list)
+    agent = Mock()
+    model = model_of({"g": "p"}, now=world.time, after=world.after, agent=agent)
+    agent.pull.side_effect = lambda task: world.after(5, model.begin, task)
+    agent.start.side_effect = lambda task: world.after(900, model.end, task, 0)
+    task = {"taskArn": "t", "capacityProviderName": "p", "containers": [{}]}
+    model.run([task])
+    for second in range(4000):
+        world.run(BEGAN + second)
+        machines = Account(model).on_describe_instances([])["Reservations"]
+        found = {"task": [task], "host": [*model.hosts.values()]}
+        found["machine"] = [
+            {"State.Name": machine["State"]["Name"]}
+            for each in machines
+            for machine in each["Instances"]
+        ]
+        for kind, each in ((kind, each) for kind, many in found.items() for each in many):
+            if (state := str(each[STATES[kind][0]])) not in seen[kind]:
+                seen[kind].append(state)
+        if second == 600:
+            for instance in model.groups["p"].instances:
+                model.terminate(instance, lowers=True)
+    # Once it is terminated, EC2 shows an instance for an hour, and the model does not.
+    seen["machine"].append("terminated")
+    assert seen == {kind: [*STATES[kind][1]] for kind in seen}
+
+
 @pytest.mark.parametrize(("kind", "field", "value"), PLANTED)
 def test_the_replay_names_what_people_have_reported(
     kind: str, field: str, value: Any, tmp_path: Path
@@ -154,6 +186,18 @@ def test_a_canary_flies_once_asked(
         *("deploy", "push_images", "run_lines", "resumed", "deploy", "destroy")
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["answers.jsonl"]
+
+
+def test_a_canary_with_a_gpu_prints_what_was_planned_and_what_came(
+    account: MagicMock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.run_lines.side_effect = lambda _canary, _steps, lines, **_: dict.fromkeys(lines, "it")
+    Canary(tmp_path, has_gpu=True).run(is_sure=True)
+    assert account.deploy.call_args.args[0]["preset"] == "ddp"
+    assert account.destroy.call_args == account.deploy.call_args
+    assert called(account) == ["deploy", "push_images", "run_lines", "destroy"]
+    printed = capsys.readouterr().out
+    assert [line for line in canary.FIGURES if f"{line}\nit\n" not in printed] == []
 
 
 @pytest.mark.parametrize("step", ["deploy", "push_images", "run_lines", "resumed"])

@@ -217,7 +217,7 @@ class Account(base.Account):
         *,
         states: Record,
         keeper: ModuleType,
-        families: Mapping[str, str],
+        families: dict[str, str],
     ) -> None:
         """``families``: of the task definitions, by the capacity provider of their hosts."""
         super().__init__(model)
@@ -320,6 +320,9 @@ class Account(base.Account):
 
     def on_run_task(self, **request: Any) -> Any:
         asked = request.get("count", 1)
+        if request["capacityProviderStrategy"][0]["capacityProvider"] not in self.families:
+            self.world.happened["RunTask refuses a capacity provider that is gone"] += 1
+            raise refused("InvalidParameterException")
         # It may place some of them only, and says why (API reference, RunTask).
         is_short = self.is_faulty and self.world.random.random() < self.trouble
         number = self.world.random.randrange(asked) if is_short else asked

@@ -6,10 +6,10 @@ from typing import Final
 
 from contract import exits
 from contract.job import JobSpec, Placement
-from contract.nodes import Range
+from contract.nodes import Range, pool_place, pool_provider
 from rehearsal.model import Record
 from tests.simulation.account import DAY_S, Execution
-from tests.simulation.lives import FAMILIES, SHORT, Fault, Life
+from tests.simulation.lives import FAMILIES, PROVIDERS, SHORT, Fault, Life
 
 #: Ends after which an execution can be redriven (API reference of Step Functions).
 ENDED_BADLY: Final = ("FAILED", "ABORTED", "TIMED_OUT")
@@ -268,6 +268,56 @@ def deploy_of_other_limits(life: Life) -> list[Execution]:
     return life.running()
 
 
+def deploy_of_other_pools(life: Life) -> list[Execution] | None:
+    """A pool is moved, renamed or removed, in the order of CloudFormation: its new group and the
+    keeper; ECS's list of capacity providers, from which none can go that a task uses, and all goes
+    back then; at last the old group, at once and by force (``stacks.teardown``)."""
+    account, model, chance = life.account, life.model, life.chance
+    pool, how = chance.choice(["l4", "spot"]), chance.choice(["moved", "renamed", "removed"])
+    old, before = PROVIDERS[pool], life.providers
+    names = {"moved": pool_place(pool, "us-east-1c"), "renamed": f"{pool}-2", "removed": ""}
+    new = pool_provider("S", names[how])
+    after = {name: each for name, each in before.items() if name != pool}
+    if how == "moved":
+        after[pool] = new
+    if new in model.groups:
+        life.world.blame(f"a deploy moves {old} below its hosts")
+    elif how != "removed":
+        life.add_group(new, model.groups[old].record["MaxSize"])
+
+    def tell(providers: dict[str, str]) -> None:
+        life.deploy(providers)
+        life.world.tell(f"deploy: pools {providers}")
+
+    def use(provider: str) -> bool:
+        tasks = (each for each in model.tasks.values() if each["lastStatus"] != "STOPPED")
+        return any(each["capacityProviderName"] == provider for each in tasks)
+
+    def give_up(provider: str) -> None:
+        """As ``continue-update-rollback``, as often as it takes."""
+        if use(provider):
+            life.world.after(600, give_up, provider)
+            return
+        account.families.pop(provider)
+        group = model.groups[provider]
+        group.record["MaxSize"] = group.desired = 0
+        group.record.pop("SuspendedProcesses", None)
+        for instance in [*group.instances]:
+            model.end_at_once(instance)
+
+    def switch() -> None:
+        back = use(old)
+        life.world.happened[f"pool {how}{', and ECS refuses' if back else ''}"] += 1
+        if back:
+            tell(before)
+        if how != "removed" or not back:
+            give_up(new if back else old)
+
+    life.world.after(chance.uniform(5, 60), tell, after)
+    life.world.after(chance.uniform(60, 300), switch)
+    return life.running()
+
+
 def deploy_of_another_version_of_orders(life: Life) -> list[Execution] | None:
     if not (running := life.running()):
         return None
@@ -338,6 +388,8 @@ RARE: Final[tuple[Fault, ...]] = (
     person_starts_an_execution_with_any_input,
     person_redrives_an_execution,
     deploy_of_other_limits,
+    deploy_of_other_pools,
+    deploy_of_other_pools,  # more often: it may come to three things, or be refused
     deploy_of_another_version_of_orders,
     deploy_of_another_state_machine,
     many_jobs_are_aborted_at_once,

@@ -108,6 +108,13 @@ class Program:
 Fault = Callable[["Life"], list[Execution] | None]
 
 
+class Groups(dict[str, str]):
+    """Capacity providers by group, of a keeper that may have begun before a deploy."""
+
+    def __missing__(self, group: str) -> str:
+        return group.removeprefix("group-")
+
+
 class Clock:
     """The clock of the keeper, which may be off by minutes."""
 
@@ -172,7 +179,12 @@ class Life:
             refusal=self._refusal,
             fate=self._fate,
         )
-        self.account = Account(world, self.model, states=states, keeper=keeper, families=FAMILIES)
+        self.account = Account(
+            world, self.model, states=states, keeper=keeper, families={**FAMILIES}
+        )
+        self.providers = dict(PROVIDERS)
+        """Of pools, as they were deployed last."""
+        self._deploys = [(0.0, self.providers)]
         self.account.records.renew = self._renew
         user: Any = self.account.client("user")
         clients: Any = SimpleNamespace(ecs=user, stepfunctions=user)
@@ -205,6 +217,44 @@ class Life:
             pools={"l4": self.max_workers, "spot": self.max_workers},
         )
         self._refused_at = dict.fromkeys(FAMILIES, 0.0)
+
+    # --- deploys
+    def add_group(self, provider: str, most: int) -> None:
+        """A group and capacity provider of workers, beside those that are there."""
+        like, cluster = PROVIDERS["l4"], self.model.groups["for-workers"].cluster
+        tables: list[dict[str, Any]]
+        tables = [self.sizes, self._offers, self._short_until, self._sentences]
+        for known in tables:
+            known[provider] = known[like]
+        self._fates[provider], self._refused_at[provider] = [], 0.0
+        name = f"group-{provider}"
+        record = {"AutoScalingGroupName": name, "DesiredCapacity": 0, "MaxSize": most}
+        self.account.families[provider] = "worker"
+        self.model.add(Group(record=record, provider=provider, cluster=cluster))
+
+    def deploy(self, providers: dict[str, str]) -> None:
+        """Deploy pools with these capacity providers: the keeper has others from now on, and so
+        have executions that begin; the others keep what they began with."""
+        self.providers = providers
+        self._deploys.append((self.world.now, providers))
+        self.account.deployed_at = self.world.now
+        pools = {each: self.max_workers for each in providers if each != "default"}
+        own = {
+            "PLACES": {each: providers[each].removeprefix("cp-S-pool-") for each in pools},
+            "POOLS": pools,
+            "GROUPS": Groups(
+                (f"group-{each}", each)
+                for each in ("for-heads", "for-workers", *providers.values())
+            ),
+        }
+        keeper = self.account.keeper
+        for module in (keeper, cluster):
+            vars(module).update(own)
+        vars(keeper)["LIMITS"] = replace(keeper.LIMITS, pools=pools)
+
+    def providers_of(self, job: Execution) -> dict[str, str]:
+        """Capacity providers by pools, as the execution's own definition has them."""
+        return next(each for at, each in reversed(self._deploys) if at <= job.began)
 
     # --- what EC2 has
     def _refusal(self, group: Group) -> str:
@@ -468,8 +518,8 @@ class Life:
         self.resume_launches()
         for each in self._markets:
             each.is_over = True
-        self._offers = dict.fromkeys(FAMILIES, PLENTY)
-        self._short_until = dict.fromkeys(FAMILIES, 0.0)
+        self._offers = dict.fromkeys(self._offers, PLENTY)
+        self._short_until = dict.fromkeys(self._short_until, 0.0)
         for planned in self._fates.values():
             planned.clear()
 
@@ -599,6 +649,7 @@ class Life:
             world.blame(f"{job.name} ends in {job.at} because the keeper has failed")
             return
         may_wait = job.nodes.low <= self.account.least_workers
+        may_wait &= all({*job.spec.ladder} <= each.keys() for _, each in self._deploys)
         other = self.account.executions.get(job.spec.after)
         may_follow = not job.spec.after or (other and other.status == "SUCCEEDED")
         world.happened["job failed as the one before it had"] += not may_follow
@@ -744,7 +795,7 @@ class Head:
             "tags": self.spec.tags(job.name),
             "head": task["taskArn"],
             "task_definition": definition_in(self.spec.ladder[0]),
-            "capacity_provider": PROVIDERS[self.spec.ladder[0]],
+            "capacity_provider": life.providers_of(job).get(self.spec.ladder[0], "gone"),
             "keeper": "keeper",
             "subnets": [],
             "security_groups": [],

@@ -130,6 +130,7 @@ POOLS = {
 #: Other values of some.
 OTHERS = {
     "container_insights": "false",
+    "session_manager": "true",
     "github_repository": "acme@12/train@345",
     "github_oidc_provider_arn": "arn:aws:iam::123456789012:oidc-provider/"
     "token.actions.githubusercontent.com",
@@ -166,6 +167,17 @@ def synth() -> Synth:
     """``synth(preset="fsdp", spot="true")`` -> the templates; not to be modified."""
     default = context()["preset"]
     return lambda **settings: synthesized(tuple(sorted({"preset": default, **settings}.items())))
+
+
+@functools.cache
+def create_only(kind: str) -> tuple[str, ...]:
+    """Create-only properties of a type, as CloudFormation's DescribeType has them."""
+    if kind.startswith("Custom::"):
+        return ()
+    from cfnlint.schema import PROVIDER_SCHEMA_MANAGER
+
+    schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-east-1", kind).schema
+    return tuple(schema.get("createOnlyProperties", ()))
 
 
 def text(value: Any) -> str:

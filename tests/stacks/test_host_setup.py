@@ -21,7 +21,7 @@ IMAGE = "000000000000.dkr.ecr.eu-west-1.amazonaws.com/worker:abc"
 REGISTRY = "000000000000.dkr.ecr.eu-west-1.amazonaws.com"
 COMMANDS = (
     *("dnf", "docker", "aws", "systemctl", "nvidia-smi", "sleep", "cloudwatch-ctl"),
-    *("mkfs.xfs", "mount", "chown", "sysctl", "modprobe", "mknod", "shutdown"),
+    *("mkfs.xfs", "mount", "chown", "sysctl", "modprobe", "mknod", "shutdown", "curl", "lsblk"),
 )
 
 
@@ -61,6 +61,7 @@ class Host:
                 metrics="RayTraining",
                 node="worker",
                 image=IMAGE,
+                bucket="bucket",
                 has_gpus=has_gpus,
                 spot=spot,
                 efa=efa,
@@ -113,6 +114,11 @@ class Host:
         return config
 
 
+def of(host: Host, command: str) -> list[str]:
+    """Calls of a command."""
+    return [call for call in host.calls if call.split()[0] == command]
+
+
 def test_a_gpu_host_joins_measures_its_gpus_and_pulls_its_image(tmp_path: Path) -> None:
     host = Host(tmp_path / "host")
     run = host.boot(has_gpus=True)
@@ -137,7 +143,7 @@ def test_a_gpu_host_joins_measures_its_gpus_and_pulls_its_image(tmp_path: Path) 
     assert "aws ecr get-login-password --region eu-west-1" in calls
     assert f"docker login --username AWS --password-stdin {REGISTRY}" in calls
     assert f"docker pull --quiet {IMAGE}" in calls
-    assert calls[-1] == f"docker logout {REGISTRY}", "no credentials stay on the host"
+    assert of(host, "docker")[-1] == f"docker logout {REGISTRY}", "no credentials stay on the host"
 
 
 def test_a_host_without_gpus_asks_for_none(tmp_path: Path) -> None:
@@ -208,9 +214,9 @@ def test_no_command_that_hangs_keeps_a_host_from_its_end_or_its_cluster(
         assert run.stdout.endswith("host-setup: done\n")
         assert "WARNING" in run.stdout
     limits = {(words[2], words[1]) for call in host.calls if (words := call.split())[0] == "limit"}
-    expected = {("nvidia-smi", "20"), ("dnf", "300"), ("aws", "60"), ("docker", "60")}
+    expected = {("nvidia-smi", "20"), ("dnf", "300"), ("docker", "60"), ("aws", "30")}
     if hangs == "dnf":
-        assert limits == expected | {("docker", "600")}
+        assert limits == expected | {("docker", "570"), ("aws", "60")}
         before_the_agent = sum(int(limit) for what, limit in limits if what != "nvidia-smi")
         boot = 180
         assert boot + before_the_agent <= times.HOST_JOINS_S, "the sweep would end it meanwhile"
@@ -252,7 +258,39 @@ def test_a_missing_image_is_left_to_ecs(tmp_path: Path) -> None:
     run = host.boot(has_gpus=False)
     assert run.returncode == 0
     assert "WARNING: not pulled; ECS pulls it with the first task" in run.stdout
-    assert host.calls[-1] == f"docker logout {REGISTRY}"
+    assert of(host, "docker")[-1] == f"docker logout {REGISTRY}"
+
+
+def answer(host: Host, command: str, body: str) -> None:
+    """Give a command of a host this body."""
+    (host.root / "bin" / command).write_text(f"#!/bin/sh\n{body}\n")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_host_reports_what_it_is_and_how_it_started(tmp_path: Path, fails: bool) -> None:
+    host = Host(tmp_path / "host")
+    answer(host, "curl", 'case "$*" in *PUT*) echo t;; *"token: t"*) echo "its-${*##*/}";; esac')
+    answer(host, "lsblk", "printf 'nvme0n1 200G\\nnvme1n1 3.4T\\n'")
+    gpus = 'case "$*" in *name*) echo A100; echo A100;; *driver*) echo 580.159; echo 580.159;; esac'
+    answer(host, "nvidia-smi", f"{gpus}; [ -z '{'x' * fails}' ]")
+    answer(host, "aws", f'[ "$1" != s3 ] || {{ echo "$5" && cat; }} > {host.root}/report')
+    host.boot(has_gpus=True)
+    address, _, body = (host.root / "report").read_text().partition("\n")
+    assert address == "s3://bucket/hosts/its-instance-id.json"
+    found = json.loads(body)
+    assert {*found.pop("steps")} == {"joining", "cache", "packages", "gpus", "all"} | (
+        set() if fails else {"metrics", "image"}
+    )
+    assert found == {
+        "id": "its-instance-id",
+        "type": "its-instance-type",
+        "ami": "its-ami-id",
+        "driver": "" if fails else "580.159",
+        "gpus": "" if fails else "2 A100",
+        "disks": "nvme0n1 200G,nvme1n1 3.4T",
+        "efa": 0,
+        "failed": "its GPUs do not answer" if fails else "",
+    }
 
 
 def test_a_host_with_efa_reserves_huge_pages_and_says_which_devices_it_lacks(

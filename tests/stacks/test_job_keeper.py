@@ -669,6 +669,20 @@ def test_what_aws_has_suspended_is_resumed_and_what_a_person_has_is_not(aws: Aws
 
 
 # --- admission ------------------------------------------------------------------------------------
+def test_a_job_that_a_look_ended_before_a_deploy_stays_ended(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer was lost, so the state machine asks again; by then the pool is back."""
+    aws.execute("third")
+    asked = {"Action": "admit", "Job": "third", "Began": time.time() - 60}
+    order = replace(SPEC, nodes=Range(5, 8))
+    assert aws.sweep(**asked, Spec=order.to_json())["status"] == "failed"
+    monkeypatch.setattr(aws.keeper, "admitted", lambda *_: ((), Range(1, 1)))
+    found = aws.sweep(**asked, Spec=SPEC.to_json())
+    assert found["status"] == "failed"
+    assert "needs 5 worker nodes" in found["reason"]
+
+
 @pytest.mark.parametrize(
     ("order", "waited_s", "status", "reason"),
     [

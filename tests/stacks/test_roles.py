@@ -173,6 +173,9 @@ NEEDLESS: Final[list[tuple[str, str, str]]] = [
     ("JobsKeeperRole", "secretsmanager:GetSecretValue", "{secret}"),
     ("JobsKeeperRole", "s3:PutObject", "{bucket}/heads/r/j.hold"),
     ("ClusterHostRole", "s3:GetObject", "{bucket}/runs/r/result.json"),
+    ("ClusterHostRole", "s3:PutObject", "{bucket}/runs/r/result.json"),
+    ("ClusterHostRole", "ssm:UpdateInstanceInformation", "*"),
+    ("NodesWorkerRole", "s3:PutObject", "{bucket}/hosts/i-1.json"),
     # What decides about jobs is written by the keeper, by heads of jobs, or by who calls one off.
     *(
         (role, f"s3:{action}Object", f"{{bucket}}/{prefix}/r/j.json")
@@ -190,6 +193,27 @@ NEEDLESS: Final[list[tuple[str, str, str]]] = [
     # ECS itself reads the token of Ray, and no secret of a job.
     ("NodesExecutionRole", "secretsmanager:GetSecretValue", "{secret}"),
 ]
+
+
+def test_session_manager_adds_its_own_rights_to_hosts_and_nothing_else(synth: Synth) -> None:
+    before, after = synth(), synth(session_manager="true")
+    changed = {name for name, each in after.resources.items() if each != before.resources[name]}
+    (name,) = [each for each in changed if each.startswith("ClusterHostRoleDefaultPolicy")]
+    old, new = (
+        [
+            each["Action"]
+            for each in found.resources[name]["Properties"]["PolicyDocument"]["Statement"]
+        ]
+        for found in (before, after)
+    )
+    (added,) = [each for each in new if each not in old]
+    session = {
+        f"ssmmessages:{verb}{way}Channel"
+        for verb in ("Create", "Open")
+        for way in ("Control", "Data")
+    }
+    assert {*added} == {"ssm:UpdateInstanceInformation"} | session
+    assert changed == {name}
 
 
 @pytest.mark.parametrize(("role", "action", "resource"), NEEDLESS)

@@ -439,8 +439,12 @@ FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
                 "LifecycleConfiguration.Rules.0.AbortIncompleteMultipartUpload": {
                     "DaysAfterInitiation": 1
                 },
-                "LifecycleConfiguration.Rules.*.Id": ["stale-uploads", "old-checkpoints"],
-                "LifecycleConfiguration.Rules.*.ExpirationInDays": [None, None],
+                "LifecycleConfiguration.Rules.*.Id": [
+                    "stale-uploads",
+                    "old-checkpoints",
+                    "old-boots",
+                ],
+                "LifecycleConfiguration.Rules.*.ExpirationInDays": [None, None, 90],
             }
         },
         "default options": {

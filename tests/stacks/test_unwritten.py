@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from contract.outputs import CORE_STACK, TRAINING_STACK
+from contract.reserved import RESERVED
 from rehearsal import unwritten
 from tests.stacks.conftest import OPTIONS, PRESETS, Synth
 
@@ -34,53 +35,64 @@ def test_the_templates_break_no_rule(synth: Synth, settings: dict[str, str]) -> 
         assert [*unwritten.in_template(template, f"{LONGEST}-{name}")] == []
 
 
-POLICY = {"Statement": [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": "x" * 700}] * 20}
+def planted(path: str, value: Any) -> Any:
+    """Properties with a value at a path of the table."""
+    first, _, rest = path.partition(".")
+    inner = planted(rest, value) if rest else value
+    if first == "*":
+        return [inner]
+    # The one text that has parts of its own.
+    return {first: json.dumps(inner) if first == "DashboardBody" else inner}
 
 
-@pytest.mark.parametrize(
-    ("kind", "properties", "stack", "part"),
-    [
-        ("AWS::ECS::CapacityProvider", {}, "ECS-ml", "a name that"),
-        ("AWS::ECS::CapacityProvider", {"Name": "FARGATE-x"}, "s", "a name that"),
-        ("AWS::EC2::SecurityGroup", {}, "sg-team", "a name that"),
-        ("AWS::S3::Bucket", {}, "xn--team", "a name that"),
-        ("AWS::S3::Bucket", {"BucketName": "mine--ol-s3"}, "s", "a name that"),
-        ("AWS::SSM::Parameter", {"Name": "/AWS/x"}, "s", "a name that"),
-        ("AWS::Logs::LogGroup", {"LogGroupName": "aws/x"}, "s", "a name that"),
-        ("AWS::CloudWatch::Dashboard", {"DashboardName": "a.b"}, "s", "a name that"),
-        ("AWS::IAM::Role", {"RoleName": "r" * 65}, "s", "65 characters"),
-        ("AWS::StepFunctions::StateMachine", {"StateMachineName": "m" * 81}, "s", "81 characters"),
-        ("AWS::IAM::Policy", {"PolicyDocument": POLICY}, "s", "at most 10,240"),
-        ("AWS::IAM::ManagedPolicy", {"PolicyDocument": POLICY}, "s", "at most 6,144"),
-        (
-            "AWS::S3::BucketPolicy",
-            {"PolicyDocument": {"Statement": POLICY["Statement"] * 2}},
-            "s",
-            "at most 20,480",
-        ),
-        (
-            "AWS::ECS::ClusterCapacityProviderAssociations",
-            {"CapacityProviders": ["p"] * 21},
-            "s",
-            "at most 20 ",
-        ),
-        ("AWS::Events::Rule", {"Targets": [{}] * 6}, "s", "at most 5 "),
-        (
-            "AWS::Lambda::Function",
-            {"Environment": {"Variables": {"A": "x" * 4096}}, "Code": {}},
-            "s",
-            "at most 4,096",
-        ),
-        ("AWS::Logs::ResourcePolicy", {"PolicyDocument": "x" * 5121}, "s", "at most 5,120"),
-        ("AWS::SNS::Topic", {"Tags": [{}] * 51}, "s", "50 tags"),
-    ],
-)
+def too_much(size: unwritten.Size) -> Any:
+    """Properties with one more; of a text, its characters count as the elements of a list do."""
+    one: Any = [{}] if size.path in ("SecurityGroupIngress", "Targets") else "x"
+    return planted(size.path or "x", one * (size.most + 1))
+
+
+SIZES = [(kind, size) for kind, sizes in unwritten.SIZES.items() for size in sizes]
+ROWS: list[tuple[str, Any, str, str]] = [
+    *((kind, too_much(size), "s", f"at most {size.most:,} ") for kind, size in SIZES),
+    *(
+        (kind, planted(size.path, text), "s", "other characters")
+        for kind, size in SIZES
+        for text in (("the team's", "a → b") if size.pattern else ())
+    ),
+    *(
+        (kind, {name.property: "r" * (name.most + 1)}, "s", f" takes {name.most}")
+        for kind, name in unwritten.NAMES.items()
+    ),
+    *((kind, {}, f"{name.upper()}ml", "a name") for kind in RESERVED for name in RESERVED[kind]),
+    ("AWS::ECS::CapacityProvider", {"Name": "FARGATE-x"}, "s", "a name that"),
+    ("AWS::S3::Bucket", {"BucketName": "mine--ol-s3"}, "s", "a name that"),
+    ("AWS::SSM::Parameter", {"Name": "/AWS/x"}, "s", "a name that"),
+    ("AWS::Logs::LogGroup", {"LogGroupName": "aws/x"}, "s", "a name that"),
+    ("AWS::CloudWatch::Dashboard", {"DashboardName": "a.b"}, "s", "a name that"),
+    ("AWS::SNS::Topic", {"Tags": [{}] * 51}, "s", "50 tags"),
+]
+
+
+@pytest.mark.parametrize(("kind", "properties", "stack", "part"), ROWS)
 def test_what_a_service_refuses_is_named(
     kind: str, properties: dict[str, Any], stack: str, part: str
 ) -> None:
     resource = {"Type": kind, "Properties": properties}
     (found,) = unwritten.in_template({"Resources": {"It": resource}}, stack)
     assert part in found
+
+
+def test_what_many_resources_have_together_is_named() -> None:
+    half = {"Roles": ["r"], "PolicyDocument": "x" * 5200}
+    policy = {"Type": "AWS::IAM::Policy", "Properties": half}
+    logs = {"Type": "AWS::Logs::ResourcePolicy", "Properties": {"PolicyDocument": "x"}}
+    for resource, number in ((policy, 2), (logs, 11)):
+        few, many = (
+            {"Resources": {f"r{each}": resource for each in range(count)}}
+            for count in (number - 1, number)
+        )
+        assert [*unwritten.in_template(few, "s")] == []
+        assert len([*unwritten.in_template(many, "s")]) == 1
 
 
 def test_a_name_that_is_generated_is_cut_and_keeps_its_end() -> None:

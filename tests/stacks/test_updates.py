@@ -5,29 +5,18 @@ Two templates are compared by the create-only properties of CloudFormation's own
 cfn-lint brings. A setting's other values are in ``CHANGES``; all pairs of them are `make night`.
 """
 
-import functools
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
-from cfnlint.schema import PROVIDER_SCHEMA_MANAGER
 
+from stacks import updates
 from stacks.settings import Settings
-from tests.stacks.conftest import Synth, Templates
+from tests.stacks.conftest import Synth, Templates, create_only
 
-#: What a running host, or a job on it, stands on; of some types only what hosts and tasks name.
-STANDS_ON: Final = re.compile(
-    "AWS::(EC2::(?!LaunchTemplate).*|ServiceDiscovery::.*|ECS::Cluster|FSx::FileSystem"
-    "|StepFunctions::StateMachine|SecretsManager::Secret)"
-)
-IF_NAMED: Final = re.compile("AWS::(IAM::.*|Logs::LogGroup)")
-NAMING: Final = re.compile("AWS::(EC2::LaunchTemplate|ECS::TaskDefinition|IAM::InstanceProfile)")
-LOGS: Final = "AWS::Logs::LogGroup"
-HOLDS: Final = re.compile(f"AWS::(S3::Bucket|ECR::Repository|FSx::FileSystem)|{LOGS}")
 #: Settings of the deployment before each change.
 BEFORE: Final = {"availability_zone": "us-west-2a"}
 POOL: Final = {"worker_instance_type": "g5.12xlarge", "availability_zone": "us-west-2b"}
@@ -45,6 +34,7 @@ CHANGES: Final[dict[str, tuple[str, dict[str, str]]]] = {
     "bucket": ("acme-training", {}),
     "data_buckets": ("acme-images", {}),
     "retain_bucket": ("false", {}),
+    "session_manager": ("true", {}),
     "tags": ("CostCenter=42", {}),
     "head_instance_type": ("m6i.4xlarge", {}),
     "worker_instance_type": ("g5.24xlarge", {}),
@@ -88,53 +78,8 @@ DESTROY_FIRST: Final = {
 }
 
 
-@functools.cache
-def create_only(kind: str) -> tuple[tuple[str, ...], ...]:
-    """Paths of the properties whose change replaces a resource of a type."""
-    if kind.startswith("Custom::"):
-        return ()
-    schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-east-1", kind).schema
-    paths = schema.get("createOnlyProperties", ())
-    return tuple(tuple(path.removeprefix("/properties/").split("/")) for path in paths)
-
-
-def value_at(properties: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        properties = properties.get(name) if isinstance(properties, dict) else None
-    return properties
-
-
-def losses(before: Templates, after: Templates) -> Iterator[str]:
-    """What an update takes away from running hosts, from data, or from another stack."""
-    imports = re.findall(r'"Fn::ImportValue": "[^"]*:(\w+)"', json.dumps(before.training))
-    for name in sorted({*imports} & before.core["Outputs"].keys() - after.core["Outputs"].keys()):
-        yield f"export {name} is in use"
-    for stack in ("core", "training"):
-        old, new = (getattr(each, stack)["Resources"] for each in (before, after))
-        named = json.dumps([each for each in old.values() if NAMING.fullmatch(each["Type"])])
-        gone = {name for name in old if name not in new or is_replaced(old[name], new[name])}
-        # ECS refuses to give up a capacity provider that a task uses, and ends the update there.
-        is_guarded = any(old[name]["Type"] == "AWS::ECS::CapacityProvider" for name in gone)
-        for name in sorted(gone):
-            policy = "UpdateReplacePolicy" if name in new else "DeletionPolicy"
-            kind, kept = old[name]["Type"], old[name].get(policy) == "Retain"
-            if HOLDS.fullmatch(kind) and not kept and (kind != LOGS or f'"{name}"' in named):
-                yield f"{name} ({kind}) holds data"
-            elif (
-                not kept
-                and not is_guarded
-                and (
-                    STANDS_ON.fullmatch(kind) or (IF_NAMED.fullmatch(kind) and f'"{name}"' in named)
-                )
-            ):
-                yield f"{name} ({kind}) goes"
-
-
-def is_replaced(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    before, after = old.get("Properties", {}), new.get("Properties", {})
-    return old["Type"] != new["Type"] or any(
-        value_at(before, path) != value_at(after, path) for path in create_only(old["Type"])
-    )
+def losses(before: Templates, after: Templates) -> list[str]:
+    return [*updates.losses(before[:2], after[:2], create_only)]
 
 
 def changed(synth: Synth, *names: str) -> list[str]:
@@ -143,7 +88,7 @@ def changed(synth: Synth, *names: str) -> list[str]:
     given = needed | {name: CHANGES[name][0] for name in names}
     if "vpc_id" in names:  # never without its subnet
         given["subnet_id"] = "subnet-0123456789abcdef0"
-    return [*losses(synth(**needed), synth(**given))]
+    return losses(synth(**needed), synth(**given))
 
 
 QUICK: Final = ("tags", "worker_instance_type", "image_tag", "pools", "spot", "bucket")
@@ -170,7 +115,7 @@ def test_two_settings_change_in_place_if_each_does(synth: Synth) -> None:
 @pytest.mark.parametrize("change", POOLS)
 def test_a_pool_leaves_its_place_only_when_no_task_is_there(synth: Synth, change: str) -> None:
     before = synth(**BEFORE, pools=json.dumps({"a": POOL}))
-    assert [*losses(before, synth(**BEFORE, pools=json.dumps(POOLS[change])))] == []
+    assert losses(before, synth(**BEFORE, pools=json.dumps(POOLS[change]))) == []
 
 
 def test_what_goes_is_found(synth: Synth) -> None:

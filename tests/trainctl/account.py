@@ -19,6 +19,7 @@ from tests.aws import account as base
 from tests.aws.account import model_of
 from tests.aws.calls import refused
 from tests.aws.s3 import S3
+from tests.stacks.conftest import create_only
 
 SHAPE = {
     "preset": "ddp",
@@ -130,6 +131,8 @@ class Account(base.Account):
         self.confirmed: set[str] = set()
         """Mail addresses."""
         # What doctor asks.
+        self.templates: dict[str, dict[str, Any]] = {}
+        """Of the stacks, by their names."""
         self.quota = 1000.0
         self.default_quotas: dict[str, float] = {}
         """Quotas that were never changed, by their codes."""
@@ -179,6 +182,14 @@ class Account(base.Account):
             outputs[stack_outputs.SHAPE] = json.dumps(self.shape)
         listed = [{"OutputKey": key, "OutputValue": value} for key, value in outputs.items()]
         return {"Stacks": [{"StackStatus": self.stack_status, "Outputs": listed}]}
+
+    def on_get_template(self, *, StackName: str) -> Any:  # noqa: N803
+        if StackName not in self.templates:
+            raise refused("ValidationError")
+        return {"TemplateBody": self.templates[StackName]}
+
+    def on_describe_type(self, *, TypeName: str, **_: Any) -> Any:  # noqa: N803
+        return {"Schema": json.dumps({"createOnlyProperties": create_only(TypeName)})}
 
     def on_describe_scaling_activities(self, **_: Any) -> Any:
         return {"Activities": self.activities}

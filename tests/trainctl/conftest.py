@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +16,12 @@ from botocore.exceptions import ProfileNotFound
 
 from contract import exits
 from tests.conftest import ROOT
+from tests.stacks.conftest import context, synthesized
 from tests.trainctl.account import Account
 from trainctl import reference
 from trainctl.__main__ import app, main
-from trainctl.setup import laptop
+from trainctl.setup import laptop, updates
+from trainctl.setup.checks import Place
 from trainctl.watch import follow, polling
 from training import recipes
 from training.command import NOT_FOR_JOBS, parser
@@ -143,8 +146,15 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
 
 @pytest.fixture
 def laptop_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine has."""
+    """Whatever this machine has; the app is synthesized in this process."""
+
+    def synthesize(place: Place, folder: Path) -> None:
+        settings = {"preset": context()["preset"], **place.context}
+        made = synthesized(tuple(sorted(settings.items()))).folder
+        shutil.copytree(made, folder, dirs_exist_ok=True)
+
     monkeypatch.setattr(laptop, "_printed", lambda *_: "v22.1.0")
+    monkeypatch.setattr(updates, "synthesize", synthesize)
 
 
 @pytest.fixture

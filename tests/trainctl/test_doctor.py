@@ -1,22 +1,28 @@
 """``trainctl doctor``: its checks before and after a deploy, and the commands that fix what they
 find. ``golden/doctor`` has how they are printed."""
 
+import json
 import re
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from botocore.exceptions import NoCredentialsError
 
 from contract import exits
-from contract.outputs import CORE_STACK, PUSH_ROLE, REPOSITORIES, SUBNET
+from contract.outputs import CORE_STACK, PUSH_ROLE, REPOSITORIES, SUBNET, TRAINING_STACK
 from tests.aws.calls import refused
 from tests.conftest import ROOT
+from tests.stacks.conftest import Synth, synth
 from tests.trainctl.account import OTHERS, OUTPUTS, POOLS, VPC, Account
 from tests.trainctl.conftest import Found, Looked
 from trainctl.aws.deployment import LOCAL_ACCOUNT
-from trainctl.setup import checks, laptop
+from trainctl.setup import checks, laptop, updates
+
+__all__ = ["synth"]  # a fixture
 
 #: Changes of the account, options, and the checks that are bad, with a part of what fixes each.
 Row = tuple[dict[str, Any], str, dict[str, str]]
@@ -215,6 +221,50 @@ def test_a_command_line_that_is_installed_without_the_app_fails(
     account.outputs = {}
     code, found = looked()
     assert (code, bad(found)) == (exits.FAILED, {"settings"})
+
+
+@pytest.mark.usefixtures("laptop_is_ready")
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [("max_workers=2", "ok"), ("vpc_cidr=10.7.0.0/16", "bad"), ("bucket=acme-training", "bad")],
+)
+def test_a_change_that_needs_a_destroy_first_is_bad(
+    account: Account, looked: Looked, synth: Synth, change: str, state: str
+) -> None:
+    before = synth()
+    account.templates = {CORE_STACK: before.core, TRAINING_STACK: before.training}
+    found = looked("-c", change)[1]["update"]
+    assert (found["state"], "make destroy && make deploy" in found["fix"]) == (
+        state,
+        state == "bad",
+    )
+    account.templates.pop(CORE_STACK)
+    assert looked("-c", change)[1]["update"]["state"] == "ok"
+
+
+def test_the_last_boot_is_reported_with_its_reason_if_it_failed(
+    account: Account, looked: Looked
+) -> None:
+    assert looked()[1]["last boot"]["state"] == "ok"
+    for number, failed in enumerate(["", "its GPUs do not answer"]):
+        boot = {"id": f"i-{number}", "type": "p4d", "driver": "580", "steps": {"image": 61}}
+        account.s3.put_object(
+            Bucket="bucket",
+            Key=f"hosts/i-{number}.json",
+            Body=json.dumps(boot | {"failed": failed}).encode(),
+        )
+        account.now += timedelta(seconds=1)
+        found = looked()[1]["last boot"]
+        assert found["state"] == ("bad" if failed else "ok")
+        reason = f"failed {failed}, " if failed else ""
+        assert found["found"] == f"id i-{number}, type p4d, driver 580, {reason}image 61 s"
+
+
+@pytest.mark.slow
+def test_the_app_is_synthesized_with_the_settings_given(tmp_path: Path) -> None:
+    place = Mock(context={"vpc_cidr": "10.7.0.0/16"}, region="us-east-1")
+    updates.synthesize(place, tmp_path)
+    assert "10.7.0.0/16" in (tmp_path / f"{CORE_STACK}.template.json").read_text()
 
 
 @pytest.mark.parametrize(

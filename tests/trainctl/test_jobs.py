@@ -225,6 +225,19 @@ def test_a_job_as_json_has_its_order_and_its_result(account: Account, cli: Cli) 
     assert cli.json("wait r1")["status"] == "succeeded"
 
 
+def test_a_job_shows_how_its_hosts_have_started(account: Account, cli: Cli) -> None:
+    account.add("job")
+    account.add_worker("w1", "RUNNING", containerInstanceArn="i-1")
+    account.container_instances = [{"ec2InstanceId": "i-1"}, {"ec2InstanceId": "i-2"}]
+    for host in ("i-1", "i-2"):
+        boot = {"id": host, "ami": "ami-0", "gpus": "8 A100", "efa": 4, "steps": {"cache": 1}}
+        account.objects[f"hosts/{host}.json"] = json.dumps(boot).encode()
+    assert [each["id"] for each in cli.json("show job")["hosts"]] == ["i-1"]
+    assert "id i-1, ami ami-0, gpus 8 A100, efa 4, cache 1 s\n" in cli("show job").out
+    account.container_instances = []
+    assert cli.json("show job")["hosts"] == []
+
+
 @pytest.mark.parametrize(
     "content", [b'{"step": 1', b"{}", b'{"job": "earlier", "step": 1, "total_steps": 2}']
 )

@@ -49,6 +49,7 @@ RENAMED: Final = {
 #: STS answers anyone; the others are made before a deploy, by who deploys.
 NOT_GIVEN: Final = {
     *("sts:GetCallerIdentity", "ssm:GetParameter"),
+    *("cloudformation:DescribeType", "cloudformation:GetTemplate"),
     *(f"ec2:Describe{each}" for each in ("Addresses", "AvailabilityZones", "Vpcs")),
 }
 BUCKET: Final = "arn:aws:s3:::Bucket"

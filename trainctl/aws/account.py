@@ -1,5 +1,6 @@
 """Look-ups in an account and region, for the checks of ``doctor`` and ``submit``."""
 
+import json
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,19 @@ class Account:
         with unless("ParameterNotFound"):
             return self._clients.ssm.get_parameter(Name=name)["Parameter"]["Value"]
         return None
+
+    def template(self, stack: str) -> Mapping[str, Any] | None:
+        """Template of a deployed stack; None where there is no such stack."""
+        with unless("ValidationError"):
+            return dict(self._clients.cloudformation.get_template(StackName=stack)["TemplateBody"])
+        return None
+
+    def create_only(self, kind: str) -> list[str]:
+        """Properties of a resource type whose change replaces a resource, by its schema."""
+        if kind.startswith("Custom::"):
+            return []
+        found = self._clients.cloudformation.describe_type(Type="RESOURCE", TypeName=kind)
+        return list(json.loads(found["Schema"]).get("createOnlyProperties", ()))
 
     def quota(self, service: str, code: str) -> float:
         """A service quota, by its code; AWS's default where the account has no value of its own."""

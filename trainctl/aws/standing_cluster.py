@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -158,6 +158,15 @@ class StandingCluster:
             found += map(Host.from_ecs, page["containerInstances"])
         found += self._unregistered({host.id for host in found})
         return sorted(found, key=lambda host: host.since)
+
+    def instances(self, arns: Collection[str]) -> list[str]:
+        """Ids of the instances of hosts that are there."""
+        if not arns:
+            return []
+        found = self._clients.ecs.describe_container_instances(
+            cluster=self._cluster, containerInstances=sorted(arns)[:100]
+        )
+        return [each["ec2InstanceId"] for each in found["containerInstances"]]
 
     def _unregistered(self, joined: set[str]) -> list[Host]:
         """Instances of the groups that are not among those that have joined."""

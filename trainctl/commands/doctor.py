@@ -18,7 +18,7 @@ from trainctl.aws.clients import Clients
 from trainctl.aws.deployment import Deployment, StacksError, open_session
 from trainctl.aws.errors import CliError, explained
 from trainctl.options import AsJson, Context, Where
-from trainctl.setup import checkout_settings, checks, laptop
+from trainctl.setup import checkout_settings, checks, laptop, updates
 from trainctl.setup.checks import Check, Place
 
 
@@ -144,9 +144,13 @@ def _before(
     zone: checks.Zone = partial(str, plan.settings.availability_zone)
     if subnet:
         zone = partial(place.account.zone, subnet)
+    update: checks.Checks = {}
+    if network and network.is_there and not network.is_local:
+        update = {"update": partial(updates.planned, place)}
     yield from checks.run(
         {
             "Node.js": laptop.node,
+            **update,
             **checks.of_a_deploy(place, plan, missing=missing),
             **checks.of_hosts(place, shape, zone, is_deployed=bool(subnet)),
         }

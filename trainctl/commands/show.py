@@ -2,15 +2,16 @@
 
 from trainctl import output
 from trainctl.options import AsJson, JobName, Where
-from trainctl.watch import overview
+from trainctl.watch import boots, overview
 
 
 def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
     """Show a job: its state, its nodes, what its run has reached."""
     deployment = where.find()
     view = overview.View(deployment, deployment.jobs.find(name))
+    hosts = boots.of_tasks(deployment, view.tasks)
     if as_json:
-        output.print_json(view.values(deployment.logs))
+        output.print_json({**view.values(deployment.logs), "hosts": hosts})
         return
     output.print_text("\n".join(f"{key:10}{value}" for key, value in view.words().items()))
     if view.trials.rows:
@@ -18,3 +19,5 @@ def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
     if view.tasks:
         columns = overview.NODES
         output.print_table(columns, view.node_cells(), prose=columns[-1:], optional=["address"])
+    for boot in hosts:
+        output.print_text(boots.line(boot))

@@ -20,6 +20,7 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, explained
 from trainctl.jobs.node_images import check_image, repositories
 from trainctl.setup.checkout_settings import Planned
+from trainctl.watch import boots
 
 if TYPE_CHECKING:
     from stacks.settings import Settings
@@ -197,12 +198,20 @@ def of_a_deployment(place: Place, deployment: Deployment) -> Checks:
         for node, repository in repositories(deployment).items()
         for tag in (tags if node == WORKER else (own,))
     }
+    checks["last boot"] = partial(last_boot, deployment)
     if stack_outputs.PUSH_ROLE in deployment.outputs:
         checks["images by CI"] = partial(pipeline, place, deployment)
     return checks
 
 
 # --- checks ---------------------------------------------------------------------------------------
+def last_boot(deployment: Deployment) -> Finding:
+    """How the newest host started."""
+    boot = boots.last(deployment)
+    said = boots.line(boot) or "no host has started yet"
+    return bad(said) if boot.get("failed") else ok(said)
+
+
 def pipeline(place: Place, deployment: Deployment) -> Finding:
     """Variables of the repository on GitHub, with which its workflow pushes images."""
     outputs = {

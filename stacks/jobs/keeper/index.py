@@ -105,10 +105,8 @@ _UNEXPLAINED = (None, exits.ASKS_TOO_MUCH, exits.KILLED)
 
 # --- AWS ------------------------------------------------------------------------------------------
 def spec_of(order: str | None) -> JobSpec | None:
-    """A job's order; None where there is none, or none that can be understood.
-
-    What another deployment's order has besides is for that deployment's images.
-    """
+    """A job's order; None where there is none, or none that can be understood. What another
+    deployment's order has besides is for that deployment's images."""
     if not order:
         return None
     try:
@@ -260,8 +258,7 @@ def object_of(key: str, *, may_fail: bool = False) -> str:
         return str(found.decode(errors="replace"))
     except Exception as error:
         # Without the right to list, what is missing is forbidden.
-        is_missing = faults.code_of(error) in ("NoSuchKey", "AccessDenied")
-        if not (is_missing or may_fail):
+        if not may_fail and faults.code_of(error) not in ("NoSuchKey", "AccessDenied"):
             raise
     return ""
 
@@ -290,7 +287,10 @@ def admit(event: dict[str, Any]) -> dict[str, Any]:
         reason = f"{status}: {spec.after} has not succeeded"
     elif place := admitted(job, spec):
         status, reason = JobStatus.RUNNING, "running"
-        kept.take(job, spec, 1, pool="")
+        if record := record_of(job, spec):  # of a look before a deploy, whose answer was lost
+            place, status, reason = None, record.status, record.reason
+        else:
+            kept.take(job, spec, 1, pool="")
     elif waited < times.QUEUE_S:
         status, reason = JobStatus.QUEUED, "queued"
     else:
