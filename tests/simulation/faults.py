@@ -291,7 +291,7 @@ def deploy_of_other_pools(life: Life) -> list[Execution] | None:
 
     def use(provider: str) -> bool:
         tasks = (each for each in model.tasks.values() if each["lastStatus"] != "STOPPED")
-        return any(each["capacityProviderName"] == provider for each in tasks)
+        return any(each.get("capacityProviderName") == provider for each in tasks)
 
     def give_up(provider: str) -> None:
         """As ``continue-update-rollback``, as often as it takes."""
