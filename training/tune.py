@@ -96,7 +96,7 @@ class Study:
 
         try:
             code = ray.get(task)
-        except Exception as error:  # cancelled, or Ray has given up
+        except Exception as error:  # cancelled, or Ray has parsed up
             code = type(error).__name__
         self._look(trial)
         if trial.status != "stopped":
@@ -144,13 +144,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--metric", default="")
     parser.add_argument("--stop-hopeless", action="store_true")
     parser.add_argument("words", nargs=argparse.REMAINDER, help="recipe and its settings")
-    given = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     tuning = Tuning.of(
-        given.vary, trials=given.trials, metric=given.metric, hopeless=given.stop_hopeless
+        parsed.vary, trials=parsed.trials, metric=parsed.metric, hopeless=parsed.stop_hopeless
     )
     study = Study(
-        given.run,
-        given.words,
+        parsed.run,
+        parsed.words,
         tuning,
         storage.runs_root(os.environ.get(nodes.ENV_STORAGE) or "runs"),
     )
