@@ -21,7 +21,7 @@ from training.command import read_command
 from training.fsdp import inputs
 from training.fsdp.settings import FsdpConfig
 from training.loop import losses
-from training.models import language_models
+from training.models import language_models, replicas
 from training.system import devices
 
 #: Operations that read values of a tensor: from a GPU, the host waits for them.
@@ -112,3 +112,40 @@ def test_samples_and_uneven_evaluation_leave_the_shapes_of_training_static(
     assert [shapes for _, shapes in graphs if "s" in shapes] == []
     assert all(shapes.startswith("[[4, 128, 128]") for _, shapes in graphs[::2])
     assert all(shapes.startswith("[[512, ") for _, shapes in graphs[1::2])
+
+
+class Doubled(nn.Module):
+    """A block: torch compiles no module of its own by itself."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows * 2
+
+
+@pytest.mark.parametrize("caller", ["pictures", "passes"])
+def test_each_shape_has_a_graph_of_its_own(monkeypatch: pytest.MonkeyPatch, caller: str) -> None:
+    """Pictures that grow, and passes of four and three sequences."""
+    general: list[bool] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        sizes = [size for each in inputs if isinstance(each, torch.Tensor) for size in each.shape]
+        general.append(any(isinstance(size, torch.SymInt) for size in [*inputs, *sizes]))
+        return graph.forward
+
+    monkeypatch.setattr(devices, "has_compiler", lambda: True)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=True, suppress_errors=False):
+        if caller == "pictures":
+            monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+            monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+            model = replicas.distribute(nn.Conv2d(3, 4, 3), compiles=True)
+            for size in (32, 48, 64, 32):
+                model(torch.zeros(2, 3, size, size))
+        else:
+            compiled = functools.partialmethod(nn.Module.compile, backend=backend)
+            monkeypatch.setattr(nn.Module, "compile", compiled)
+            block = Doubled()
+            monkeypatch.setattr(language_models, "blocks", lambda _: [block])
+            language_models.compile_parts(language_models.WithLoss(block))
+            for number in (4, 3, 4, 5):
+                block(torch.zeros(number, 8))
+    assert general == [False] * 3, "a graph for each shape, and none for any"

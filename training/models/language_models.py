@@ -29,6 +29,7 @@ from contract.errors import InputError
 from training.loop.losses import IGNORE, Bend, linear_cross_entropy
 from training.models.estimates import logit_tokens
 from training.models.nf4 import PackedLinear, num_weights
+from training.models.replicas import keep_shapes_exact
 from training.system import devices
 
 #: What the name of each weight of an expert has in it, in transformers.
@@ -368,6 +369,7 @@ def compile_parts(trained: WithLoss) -> str:
     if not devices.has_compiler():
         return "there is no C compiler here, which torch.compile needs: training is slower"
     torch._dynamo.config.suppress_errors = True
+    keep_shapes_exact()
     for block in blocks(trained.model):
         block.compile()
     trained.compiles = True

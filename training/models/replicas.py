@@ -14,6 +14,15 @@ from training.system import devices
 #: Gradients that are sent together, in MB: small enough that sending begins while backward is still
 #: at work.
 _BUCKET_MB: Final = 4.0
+#: Shapes for which a function is compiled: a growing picture has some 20 sizes at most.
+_MOST_SHAPES: Final = 32
+
+
+def keep_shapes_exact() -> None:
+    """Have torch compile a graph for each shape of its inputs. By default a second shape makes it
+    compile one for any shape, which is slower and also replaces the first (pytorch 174704)."""
+    torch._dynamo.config.automatic_dynamic_shapes = False
+    torch._dynamo.config.recompile_limit = _MOST_SHAPES
 
 
 def distribute(model: nn.Module, *, compiles: bool = False) -> nn.Module:
@@ -39,6 +48,7 @@ def distribute(model: nn.Module, *, compiles: bool = False) -> nn.Module:
     if not compiles:
         return replica
     devices.check_compiler("--compile")
+    keep_shapes_exact()
     return cast("nn.Module", torch.compile(replica))
 
 
