@@ -35,7 +35,39 @@ def test_the_phases_of_a_step_add_up_to_the_step() -> None:
     means = timer.means()
     assert means.phases == {"data": 2.0, "forward": 3.0}
     assert (means.steps, means.items_per_step, means.step_time_s) == (3, 8, 5.0)
-    assert timer.means() == ({"data": 0.0, "forward": 0.0}, 0, 0, 0)
+    assert timer.means() == ({"data": 0.0, "forward": 0.0}, 0, 0, 0, 0)
+
+
+def test_steps_that_compile_and_waits_for_saves_are_not_in_the_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three steps of 1 s, 0.5 s of which wait for a save, after one that compiled for a minute and
+    graphs of an evaluation between them."""
+    now, graphs = [0.0], [0]
+    timer = metrics.StepTimer(
+        ("forward", "checkpoint"), CPU, clock=lambda: now[0], graphs=lambda: graphs[0]
+    )
+    for number, (compiled, seconds) in enumerate([(7, 60.0), (0, 0.5), (0, 0.5), (0, 0.5)]):
+        timer.start()
+        now[0] += seconds
+        graphs[0] += compiled
+        timer.mark("forward", items=8)
+        if number:
+            now[0] += 0.5
+            timer.mark("checkpoint")
+        graphs[0] += 1
+    means = timer.means()
+    assert (means.steps, means.step_time_s, means.compiling_s) == (4, 1.0, 60.0)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "all_gather_object", lambda found, own: found.__setitem__(0, own))
+    (event,) = replace(COURSE, world_size=1).ranks(means, step=4, epoch=1)
+    assert (event.items_per_s, event.compiling_s) == (16, 60)
+
+
+def test_torch_counts_the_graphs_that_it_compiles() -> None:
+    before = metrics.num_graphs()
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert metrics.num_graphs() == before + 1
 
 
 COURSE = replace(test_bookkeeping.COURSE, flops_per_item=1e12, world_size=2)

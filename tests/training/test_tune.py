@@ -148,7 +148,7 @@ def test_two_trials_train_at_a_time_with_real_ray(
 
     monkeypatch.setenv("TRAIN_WORKER_CPUS", "1")
     monkeypatch.setenv("TRAIN_WORKER_GPUS", "0")
-    ray.init(num_cpus=2, include_dashboard=False, configure_logging=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, configure_logging=False)
     try:
         words = ["ddp", "--preset", "digits", "--epochs", "1", "--workers", "1"]
         study = tune.Study("s", words, Tuning.of(["lr=0.001,0.002"]), str(tmp_path))

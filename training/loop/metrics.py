@@ -65,6 +65,8 @@ class StepMeans(NamedTuple):
     """Mean number of images or tokens that this worker trained on per step."""
     step_time_s: float
     """Mean duration of a complete step, in seconds."""
+    compiling_s: float = 0.0
+    """Seconds of steps in which torch compiled; the means are of the others, if there are any."""
 
 
 @dataclass
@@ -72,6 +74,8 @@ class _Step:
     marks: list[tuple[str, Any]]
     """Readings of the clock, or events of a GPU, at the end of each phase."""
     items: int = 0
+    compiles: bool = False
+    """torch has compiled in it."""
 
 
 def device_name(device: torch.device) -> str:
@@ -163,7 +167,8 @@ class Course:
             memory_bytes: the same.
             gpu_utilization: the same.
         """
-        step_s = means.step_time_s
+        # While training waits for a save, it computes nothing.
+        step_s = means.step_time_s - means.phases.get("checkpoint", 0.0)
         per_s = means.items_per_step / step_s if step_s else 0.0
         mine = RankTimes(
             rank=dist.get_rank(),
@@ -219,6 +224,12 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, 700.0))
 
 
+def num_graphs() -> int:
+    """Number of graphs that torch has compiled in this process; 0 where it compiles nothing."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
+
+
 class StepTimer:
     """Splits each step into named phases without making a GPU wait for the host.
 
@@ -231,27 +242,35 @@ class StepTimer:
         device: torch.device,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        graphs: Callable[[], int] = num_graphs,
     ) -> None:
+        """``graphs``: how many graphs torch has compiled by now."""
         assert "step_time" not in phases, "the name of the whole step's time"
         self.phases = tuple(phases)
         self._on_gpu, self._clock = device.type == "cuda", clock
+        self._graphs, self._num_graphs = graphs, graphs()
         self._steps: list[_Step] = []
 
     def start(self) -> None:
         """Begin a step."""
         self._steps.append(_Step([("", self._now())]))
+        self._num_graphs = self._graphs()
 
     def mark(self, phase: str, *, items: int = 0) -> None:
         """End a stretch of a step that belongs to ``phase``, and add the items that the step
         trained on there. A phase may come several times in a step."""
         assert phase in self.phases, phase
-        self._steps[-1].marks.append((phase, self._now()))
-        self._steps[-1].items += items
+        step, before = self._steps[-1], self._num_graphs
+        step.marks.append((phase, self._now()))
+        step.items += items
+        self._num_graphs = self._graphs()
+        step.compiles |= self._num_graphs > before
 
     def means(self) -> StepMeans:
         """Means of the steps since the last call."""
         num_all = len(self._steps)
-        steps = [step for step in self._steps if step.items]  # one that never ended has none
+        ended = [step for step in self._steps if step.items]  # one that never ended has none
+        steps = [step for step in ended if not step.compiles] or ended
         items = sum(step.items for step in steps)
         self._steps = []
         if self._on_gpu:
@@ -262,11 +281,13 @@ class StepTimer:
                 totals[phase] += self._seconds(before, after)
         num = max(1, len(steps))
         total = sum(totals.values())
+        compiling = [step.marks for step in ended if step.compiles]
         return StepMeans(
             phases={phase: seconds / num for phase, seconds in totals.items()},
             steps=num_all,
             items_per_step=items / num,
             step_time_s=total / num,
+            compiling_s=sum(self._seconds(marks[0][1], marks[-1][1]) for marks in compiling),
         )
 
     def _now(self) -> Any:

@@ -183,6 +183,8 @@ class Display:
             batch = f"{start.items_per_step / start.world_size:,.0f} {start.items}"
             steps = f"{counted(event.steps, 'step')} of {batch}"
             figures.insert(0, f"{steps} in {duration(event.steps * event.step_time_s)}")
+        if event.compiling_s:
+            figures.append(f"compiled for {duration(event.compiling_s)} beside")
         epoch = f"epoch {_epoch(event.epoch)}/{num_epochs(start)} " if start.steps_per_epoch else ""
         return f"{epoch}{rank} ({', '.join([start.device, *host])}): {', '.join(figures)}"
 

@@ -170,6 +170,8 @@ class RankTimes(Rated):
     """This worker's images or tokens in a step, a mean."""
     step_time_s: float
     """Seconds that the whole step took."""
+    compiling_s: float = 0.0
+    """Seconds of the steps in which torch compiled; the means are those of the others."""
     phases: Named = field(default_factory=dict, metadata=named(suffix="_s"))
     """Seconds of each part of the step, in their order. Recipes that train have ``data`` (the
     batch is chosen and moved), ``forward``, ``backward`` (with the wait for other workers),
@@ -181,7 +183,7 @@ class RankTimes(Rated):
     gpu_utilization: float | None = None
     """Share of time in which any kernel ran on its GPU, 0 to 1; None on a CPU."""
     rate: Rate | None = None
-    """This worker's items per second."""
+    """This worker's items per second of its steps, without waits for saves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
