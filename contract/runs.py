@@ -14,6 +14,7 @@ ENVIRONMENT_FILE: Final = "environment.json"
 METRICS_FILE: Final = "metrics.jsonl"
 EVALUATION_FILE: Final = "evaluation.json"
 RESULT_FILE: Final = "result.json"
+COMPILED_FILE: Final = "compiled.bin"  # what torch has compiled for it: its next start loads it
 TRIALS_FILE: Final = "trials.json"  # of a tuning: its trials and what they have reached
 PROGRESS_FILE: Final = "progress.json"
 REPORT_FILE: Final = "report.html"

@@ -19,6 +19,7 @@ from contract.errors import InputError
 from training.checkpoint import checkpoints, divergence
 from training.checkpoint.checkpoints import Position
 from training.loop import metrics
+from training.loop.compiled import CompiledCode
 from training.loop.worker import Worker, expect_steps
 from training.record import reader
 from training.record.events import (
@@ -176,6 +177,7 @@ class Bookkeeping:
             device, world_size=self.worker.world_size, evaluates=self._evaluates
         )
         self.timer = metrics.StepTimer(_PHASES, device)
+        self._compiled = CompiledCode(self.worker, is_used=getattr(self.config, "compile", False))
 
     def _judged(self) -> Judge:
         """The evaluations so far. One that the record lacks, because the run ended between a save
@@ -235,6 +237,7 @@ class Bookkeeping:
 
         # Report. One small reduction: the losses since the last report, and whether any worker was
         # asked to stop or has a checkpoint due, so that all of them act at the same step.
+        self._compiled.keep()
         steps, stopping = self._log.collect(
             stop=worker.stop_requested(), save=self._timetable.is_due()
         )

@@ -1,0 +1,58 @@
+"""A run's next start, on a host that has compiled nothing, compiles nothing again."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+#: A start of a run: it compiles a function, unless an earlier start has left it.
+START = """
+import sys
+from types import SimpleNamespace
+import torch
+from torch._dynamo.utils import counters
+from training.loop.compiled import CompiledCode
+
+worker = SimpleNamespace(run_uri=sys.argv[1], rank=0)
+code = CompiledCode(worker, is_used=True)
+wave = torch.compile(lambda x: (x.sin() + x.cos()).sum())
+wave(torch.ones(64, requires_grad=True)).backward()
+code.keep()
+code.keep()  # nothing new: nothing is written
+import threading
+for each in threading.enumerate():
+    if each.daemon and each is not threading.current_thread() and "_write" in each.name:
+        each.join()
+found = counters["inductor"]
+print(found["fxgraph_cache_hit"], found["fxgraph_cache_miss"])
+"""
+
+
+def hits_and_misses(run: Path, host: Path) -> list[int]:
+    """Of a start of the run on a host with these caches."""
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(host), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", START, str(run)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+        timeout=300,
+    )
+    return [int(each) for each in done.stdout.split()]
+
+
+@pytest.mark.slow
+def test_the_next_start_on_another_host_loads_what_was_compiled(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    first = hits_and_misses(run, tmp_path / "one")
+    assert first[1] > 0, "it had to compile"
+    assert (run / "compiled.bin").stat().st_size
+    assert hits_and_misses(run, tmp_path / "two") == [first[1], 0]
+    (run / "compiled.bin").write_bytes(b"damaged")
+    assert hits_and_misses(run, tmp_path / "three")[1] == first[1], "what is damaged is compiled"
