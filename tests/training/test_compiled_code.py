@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import ROOT
+from training.loop import compiled
 
 #: A start of a run: it compiles a function, unless an earlier start has left it.
 START = """
@@ -44,6 +46,19 @@ def hits_and_misses(run: Path, host: Path) -> list[int]:
         timeout=300,
     )
     return [int(each) for each in done.stdout.split()]
+
+
+def test_what_cannot_be_compiled_is_counted() -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no kernel")
+
+    with torch._dynamo.config.patch(suppress_errors=True):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+        assert compiled.uncompiled() == ""
+        torch.compile(lambda x: x + 2, backend=broken)(torch.ones(2))
+        assert "could not compile 1 of 2 parts" in compiled.uncompiled()
 
 
 @pytest.mark.slow

@@ -6,14 +6,31 @@ role of a person does (docs/security.md).
 """
 
 import contextlib
+import sys
 import threading
 
 import torch
 
 from contract.runs import COMPILED_FILE
 from store import storage
-from training.loop.metrics import num_graphs
 from training.loop.worker import Worker
+
+
+def uncompiled() -> str:
+    """What torch was to compile in this process and runs as it is, in words; empty if nothing."""
+    total, num_ok = _frames()
+    if total == num_ok:
+        return ""
+    return (
+        f"torch could not compile {total - num_ok} of {total} parts: they run as they are, slower"
+    )
+
+
+def _frames() -> tuple[int, int]:
+    """How many functions torch was to compile in this process, and how many it has."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    frames = dynamo.counters["frames"] if dynamo else {"total": 0, "ok": 0}
+    return int(frames["total"]), int(frames["ok"])
 
 
 class CompiledCode:
@@ -26,7 +43,7 @@ class CompiledCode:
             is_used: the run asks for compilation.
         """
         self._uri = storage.join(worker.run_uri, COMPILED_FILE)
-        self._keeps, self._num_kept = is_used and worker.rank == 0, num_graphs()
+        self._keeps, self._num_kept = is_used and worker.rank == 0, _frames()[0]
         if not is_used:
             return
         # What cannot be read is compiled.
@@ -34,16 +51,17 @@ class CompiledCode:
             if content := storage.read_bytes(self._uri):
                 torch.compiler.load_cache_artifacts(content)
 
-    def keep(self) -> None:
+    def keep(self) -> str:
         """Save what has been compiled since the last call, beside the training; a start that comes
-        too early compiles."""
-        num = num_graphs()
+        too early compiles. Returns a warning of what could not be compiled; empty: all was."""
+        num, _ = _frames()
         if not self._keeps or num == self._num_kept:
-            return
+            return ""
         self._num_kept = num
         if found := torch.compiler.save_cache_artifacts():
             writing = threading.Thread(target=self._write, args=(found[0],), daemon=True)
             writing.start()
+        return uncompiled()
 
     def _write(self, content: bytes) -> None:
         with contextlib.suppress(Exception):  # a storage that fails is reported by the next save
