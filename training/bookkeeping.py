@@ -237,8 +237,7 @@ class Bookkeeping:
 
         # Report. One small reduction: the losses since the last report, and whether any worker was
         # asked to stop or has a checkpoint due, so that all of them act at the same step.
-        if lack := self._compiled.keep():
-            worker.emit(Warned(message=lack))
+        self._compiled.keep()
         steps, stopping = self._log.collect(
             stop=worker.stop_requested(), save=self._timetable.is_due()
         )

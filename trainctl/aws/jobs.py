@@ -253,6 +253,17 @@ class Jobs:
         hint = did_you_mean(name, there, otherwise="trainctl ls lists the jobs there are")
         raise UsageError(f"there is no job and no run {name!r}: {hint}")
 
+    def to_follow(self, name: str) -> str:
+        """Id of a job that another is to follow.
+
+        Raises:
+            UsageError: there is none, or it has ended without success.
+        """
+        job = self.find(name)
+        if job.is_over and job.status != JobStatus.SUCCEEDED:
+            raise UsageError(f"--after {name}: {job.id} has not succeeded ({job.reason})")
+        return job.id
+
     def heads(self, job: JobExecution) -> list[Task]:
         """The head tasks of a job, one for each attempt, the newest last."""
         arns: list[str] = []

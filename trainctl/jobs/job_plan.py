@@ -26,7 +26,6 @@ from contract.job import (
     LAUNCH,
     MAX_JOB_ID,
     JobSpec,
-    JobStatus,
     Placement,
     Priority,
 )
@@ -118,11 +117,10 @@ class JobPlan:
             keep_s=spec.keep_s,
         )
 
-    @property
-    def usd_hold(self) -> float | None:
-        """US dollars for the hosts that stay after a failure; None: not known."""
+    def usd_idle(self, seconds: int) -> float | None:
+        """US dollars for all hosts for so long; None: not known."""
         hourly = self.prices.dearest.usd_per_hour(self.spec.nodes.high)
-        return None if hourly is None else hourly * self.spec.hold_s / 3600
+        return None if hourly is None else hourly * seconds / 3600
 
     @property
     def usd_expected(self) -> float | None:
@@ -173,15 +171,14 @@ class JobPlan:
             return ""
         return (
             f"after a failure its hosts stay for up to {duration(self.spec.hold_s)}, which costs "
-            f"{dollars(self.usd_hold)} of the maximum; trainctl stop ends it"
+            f"{dollars(self.usd_idle(self.spec.hold_s))} of the maximum; trainctl stop ends it"
         )
 
     def _keep(self) -> str:
         """Row of ``text``, of a job whose hosts stay for the next one."""
         if not self.spec.keep_s:
             return ""
-        hourly = self.prices.dearest.usd_per_hour(self.spec.nodes.high)
-        usd = None if hourly is None else hourly * self.spec.keep_s / 3600
+        usd = self.usd_idle(self.spec.keep_s)
         return (
             f"after its end its hosts stay for up to {duration(self.spec.keep_s)} for your next "
             f"job, which costs {dollars(usd)} of the maximum; trainctl release ends it"
@@ -226,7 +223,7 @@ class JobPlan:
             "queue": self.place and self.place.to_json(),
             "usd_per_hour": self.usd_per_hour,
             "usd_at_most": self.usd_at_most,
-            "usd_hold": self.usd_hold,
+            "usd_hold": self.usd_idle(spec.hold_s),
             "keep_minutes": spec.keep_s / 60,
             "after": spec.after,
             "usd_expected": self.usd_expected,
@@ -298,7 +295,7 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         skip_files=tuple(options.skip_files or ()),
         hold_s=round(options.hold * 60),
         keep_s=round(options.keep * 60),
-        after=_first_job(deployment, options.after) if options.after else "",
+        after=deployment.jobs.to_follow(options.after) if options.after else "",
         variables=sent,
         secrets=request.secrets,
         prices=prices,
@@ -321,18 +318,6 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
     )
     spec = dataclasses.replace(spec, planned_usd=plan.usd_expected)
     return dataclasses.replace(plan, spec=spec)
-
-
-def _first_job(deployment: Deployment, name: str) -> str:
-    """Id of the job that another is to follow.
-
-    Raises:
-        UsageError: there is none, or it has ended without success.
-    """
-    job = deployment.jobs.find(name)
-    if job.is_over and job.status != JobStatus.SUCCEEDED:
-        raise UsageError(f"--after {name}: {job.id} has not succeeded ({job.reason})")
-    return job.id
 
 
 #: The deployment in each pool of a job, by name, in the order in which they are tried.
@@ -390,12 +375,13 @@ def _recipe_work(
         InputError, UsageError: settings are wrong, or it does not fit the pools that are named.
     """
     options, tuning = request.options, request.tuning
-    words, tried = request.words, tuning.trials() if tuning else []
+    tried = tuning.trials() if tuning else [{}]
     if tuning:  # each trains on one node
         per_node = _first(shapes).worker.num_gpus or 1
-        words, workers = [*words, *trials.options(tried[0])], Range(per_node, per_node)
-    command, config = _recipe_command(
-        words,
+        workers = Range(per_node, per_node)
+    words, config = _recipe_words(
+        request.words,
+        trial=trials.options(tried[0]),
         run=run,
         workers=workers,
         deployment=deployment,
@@ -417,7 +403,17 @@ def _recipe_work(
         found = {name: each for name, each in found.items() if name not in lacking}
     slowest = [_training_s(config, each) for each in found.values()]
     work = _Work(
-        command=command,
+        command=[
+            "python",
+            "-m",
+            LAUNCH,
+            words[0],
+            "--run",
+            run,
+            "--workers",
+            f"{workers}",
+            *words[1:],
+        ],
         shapes={name: shapes[name] for name in found},
         warnings=warnings,
         expected=next(iter(found.values())),
@@ -425,13 +421,10 @@ def _recipe_work(
     )
     if tuning is None:
         return work
-    # The words of the recipe as they were resolved, but those of the first trial.
-    own = command[command.index("--workers") + 2 : len(command) - len(tuning.vary)]
-    many = ["python", "-m", trials.TUNE, "--run", run, *tuning.words(), request.words[0], *own]
     rounds = math.ceil(len(tried) / (request.nodes.high if request.nodes else 1))
     return dataclasses.replace(
         work,
-        command=many,
+        command=["python", "-m", trials.TUNE, "--run", run, *tuning.words(), *words],
         why_on=f"{counted(len(tried), 'trial')}, each on one node",
         expected=None,
         training_s=work.training_s and work.training_s * rounds,
@@ -623,18 +616,20 @@ def _check_not_running(deployment: Deployment, spec: JobSpec) -> None:
             )
 
 
-def _recipe_command(
+def _recipe_words(
     words: Sequence[str],
     *,
+    trial: Sequence[str],
     run: str,
     workers: Range,
     deployment: Deployment,
     shape: ClusterShape,
     is_new: bool,
 ) -> tuple[list[str], RunConfig]:
-    """The command that trains a recipe, and its settings.
+    """The words of a recipe, with the addresses of its data, and its settings.
 
     Args:
+        trial: more words, of the first trial.
         is_new: nothing can be recorded under this name.
     """
     bucket, recipe = deployment.bucket, recipes.by_name(words[0])
@@ -647,13 +642,17 @@ def _recipe_command(
     storage = paths.uri.rpartition("/")[0]
     words = data_sets.resolve(words, recipe, bucket)
     config = read_command(
-        words, run=run, workers=workers, gpus=shape.gpus, storage=storage, recorded=recorded
+        [*words, *trial],
+        run=run,
+        workers=workers,
+        gpus=shape.gpus,
+        storage=storage,
+        recorded=recorded,
     )
     data_sets.check_places(config, bucket, has_shared=shape.shared is not None)
     data_sets.check_contents(config, recipe, bucket)
     published_models.check_model(str(config.to_json().get("model", "")))
-    launch = ["python", "-m", LAUNCH, recipe.name, "--run", run]
-    return [*launch, "--workers", str(workers), *words[1:]], config
+    return words, config
 
 
 def ask(plan: JobPlan, *, yes: bool) -> None:

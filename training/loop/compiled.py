@@ -1,5 +1,5 @@
-"""What torch has compiled for a run, kept in the run's folder: its next start, on another host too,
-compiles none of it again.
+"""Compiler artifacts of a run, kept in its folder: its next start, on another host too, compiles
+nothing again.
 
 Such artifacts are code. They are read from the run's own folder only, into which jobs write and no
 role of a person does (docs/security.md).
@@ -14,10 +14,11 @@ import torch
 from contract.runs import COMPILED_FILE
 from store import storage
 from training.loop.worker import Worker
+from training.record.events import Warned
 
 
 def uncompiled() -> str:
-    """What torch was to compile in this process and runs as it is, in words; empty if nothing."""
+    """Warning about functions that torch could not compile in this process; empty if it could."""
     total, num_ok = _frames()
     if total == num_ok:
         return ""
@@ -42,7 +43,7 @@ class CompiledCode:
         Args:
             is_used: the run asks for compilation.
         """
-        self._uri = storage.join(worker.run_uri, COMPILED_FILE)
+        self._worker, self._uri = worker, storage.join(worker.run_uri, COMPILED_FILE)
         self._keeps, self._num_kept = is_used and worker.rank == 0, _frames()[0]
         if not is_used:
             return
@@ -51,17 +52,18 @@ class CompiledCode:
             if content := storage.read_bytes(self._uri):
                 torch.compiler.load_cache_artifacts(content)
 
-    def keep(self) -> str:
-        """Save what has been compiled since the last call, beside the training; a start that comes
-        too early compiles. Returns a warning of what could not be compiled; empty: all was."""
+    def keep(self) -> None:
+        """Save what has been compiled since the last call, beside the training, and warn of what
+        could not be; a start that comes too early compiles."""
         num, _ = _frames()
         if not self._keeps or num == self._num_kept:
-            return ""
+            return
         self._num_kept = num
         if found := torch.compiler.save_cache_artifacts():
             writing = threading.Thread(target=self._write, args=(found[0],), daemon=True)
             writing.start()
-        return uncompiled()
+        if lack := uncompiled():
+            self._worker.emit(Warned(message=lack))
 
     def _write(self, content: bytes) -> None:
         with contextlib.suppress(Exception):  # a storage that fails is reported by the next save
