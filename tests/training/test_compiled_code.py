@@ -62,6 +62,7 @@ def test_what_cannot_be_compiled_is_counted() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_next_start_on_another_host_loads_what_was_compiled(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()

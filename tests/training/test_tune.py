@@ -141,6 +141,7 @@ def test_a_study_keeps_a_table_and_stops_what_is_hopeless(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_trials_train_at_a_time_with_real_ray(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
