@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from contract.errors import InputError
+from contract.runs import check_run_name
 from training.recipe import Recipe
 from training.record.events import Evaluation, Measure
 
@@ -87,6 +88,21 @@ class Tuning:
         found = [dict(pairs) for pairs in itertools.product(*each)]
         return random.Random(self.seed).sample(found, self.number) if self.number else found
 
+    def runs(self, name: str) -> dict[str, dict[str, str]]:
+        """Name of each trial's run -> its settings: the tuning's name, and the values.
+
+        Raises:
+            InputError: two would have the same name.
+        """
+        found: dict[str, dict[str, str]] = {}
+        for each in self.trials():
+            values = "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", value) for value in each.values())
+            run = check_run_name(f"{name}-{values}"[:63])
+            if run in found:
+                raise InputError(f"two trials would be run {run}: give values that differ sooner")
+            found[run] = each
+        return found
+
     def measure(self, recipe: Recipe) -> Measure:
         """The measure by which trials are compared.
 
@@ -97,12 +113,6 @@ class Tuning:
         if self.metric and self.metric not in known:
             raise InputError(f"--metric is {self.metric}: {recipe.name} has {', '.join(known)}")
         return known[self.metric] if self.metric else next(iter(known.values()))
-
-
-def run_of(tuning: str, settings: Mapping[str, str]) -> str:
-    """Name of a trial's run: the tuning's, and the values."""
-    values = "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", each) for each in settings.values())
-    return f"{tuning}-{values}"[:63]
 
 
 def options(settings: Mapping[str, str]) -> list[str]:
@@ -117,6 +127,8 @@ class Trial:
     run: str
     settings: Mapping[str, str]
     status: str = "waiting"
+    step: int = 0
+    """Steps done."""
     reached: Sequence[float] = ()
     """The measure at each evaluation."""
 

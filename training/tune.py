@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from contract.runs import TRIALS_FILE, RunPaths
 from contract.text import counted
 from store import storage
 from training.recipes import by_name
+from training.record.events import Step
 from training.record.reader import read_metrics
 from training.runtime import ray_cluster
 from training.trials import (
@@ -30,12 +31,13 @@ from training.trials import (
     by_value,
     is_hopeless,
     options,
-    run_of,
     value_at,
 )
 
 #: Between two looks at what the trials have reached.
 _LOOK_S: Final = 10.0
+#: Between two lines about them.
+_SAY_S: Final = 60.0
 
 
 def train(words: Sequence[str]) -> int:
@@ -63,7 +65,8 @@ class Study:
         """
         self._paths, self._words, self._root = RunPaths.of(root, name), words, root
         self._tuning, self.measure = tuning, tuning.measure(by_name(words[0]))
-        self.trials = [Trial(run=run_of(name, each), settings=each) for each in tuning.trials()]
+        self.trials = [Trial(run=run, settings=each) for run, each in tuning.runs(name).items()]
+        self._said, self._said_at = "", 0.0
 
     def run(self) -> int:
         """Train all; return the exit code."""
@@ -89,6 +92,7 @@ class Study:
                     trial.status = "stopped"
                     ray.cancel(each)
             self._write()
+            self._say(left.values())
         return exits.OK if any(each.status == "succeeded" for each in self.trials) else exits.FAILED
 
     def _end(self, trial: Trial, task: Any) -> None:
@@ -96,7 +100,7 @@ class Study:
 
         try:
             code = ray.get(task)
-        except Exception as error:  # cancelled, or Ray has parsed up
+        except Exception as error:  # cancelled, or Ray has given up
             code = type(error).__name__
         self._look(trial)
         if trial.status != "stopped":
@@ -107,11 +111,21 @@ class Study:
 
     def _look(self, trial: Trial) -> None:
         """Read what a trial has reached."""
-        found = read_metrics(RunPaths.of(self._root, trial.run).uri).evaluations
-        values = [value_at(each, self.measure) for each in found]
+        found = read_metrics(RunPaths.of(self._root, trial.run).uri)
+        values = [value_at(each, self.measure) for each in found.evaluations]
         trial.reached = [each for each in values if each is not None]
-        if found and trial.status == "waiting":
+        trial.step = max((each.step for each in found.of(Step)), default=0)
+        if found.lines and trial.status == "waiting":
             trial.status = "running"
+
+    def _say(self, left: Collection[Trial]) -> None:
+        """Print how far the trials are, which is also this job's sign of life."""
+        running = [f"{each.run} at step {each.step}" for each in left if each.status == "running"]
+        num_ended = len(self.trials) - len(left)
+        text = "; ".join([f"{num_ended} of {len(self.trials)} trials have ended", *running])
+        if text != self._said and time.monotonic() - self._said_at > _SAY_S:
+            self._said, self._said_at = text, time.monotonic()
+            print(text, flush=True)
 
     def _is_hopeless(self, trial: Trial) -> bool:
         if not self._tuning.stops_hopeless or trial.status != "running":

@@ -11,7 +11,7 @@ from contract.errors import InputError
 from contract.runs import RunPaths
 from training import tune
 from training.record.events import Evaluation, Measure, to_json
-from training.trials import Tuning, by_value, is_hopeless, run_of
+from training.trials import Tuning, by_value, is_hopeless
 
 ACCURACY = Measure(name="accuracy")
 
@@ -23,7 +23,7 @@ def test_all_combinations_are_tried_or_some_by_a_seed() -> None:
     drawn = Tuning.of(["lr=0.1,0.2", "wd=0,1,2"], trials="4:7")
     assert drawn.trials() == Tuning.of([*("lr=0.1,0.2", "wd=0,1,2")], trials="4:7").trials()
     assert drawn.trials() != Tuning.of(["lr=0.1,0.2", "wd=0,1,2"], trials="4:8").trials()
-    assert len({run_of("r", each) for each in drawn.trials()}) == 4
+    assert len(drawn.runs("r")) == 4
     again = Tuning.of([each.removeprefix("--vary=") for each in drawn.words()[:2]], trials="4:7")
     assert again == drawn, "its words mean the same"
 
@@ -42,6 +42,16 @@ def test_all_combinations_are_tried_or_some_by_a_seed() -> None:
 def test_what_cannot_be_tried_is_refused(vary: list[str], trials: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         Tuning.of(vary, trials=trials)
+
+
+def test_two_trials_never_share_a_run() -> None:
+    assert [*Tuning.of(["lr=1e-3,2e-3", "data=s3://a/b"]).runs("r")] == [
+        "r-1e_3-s3_a_b",
+        "r-2e_3-s3_a_b",
+    ]
+    for values in ("a-b,a_b", f"{'x' * 70}1,{'x' * 70}2"):
+        with pytest.raises(InputError, match="two trials would be run r-"):
+            Tuning.of([f"data={values}"]).runs("r")
 
 
 @pytest.mark.parametrize(

@@ -377,6 +377,7 @@ def _recipe_work(
     options, tuning = request.options, request.tuning
     tried = tuning.trials() if tuning else [{}]
     if tuning:  # each trains on one node
+        tuning.runs(run)
         per_node = _first(shapes).worker.num_gpus or 1
         workers = Range(per_node, per_node)
     words, config = _recipe_words(
