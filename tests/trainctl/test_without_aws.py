@@ -60,6 +60,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nowhere:
         found.waited_s += seconds
 
     monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.chdir(tmp_path)  # where there are no runs
     return found
 
 

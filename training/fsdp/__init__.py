@@ -40,6 +40,10 @@ RECIPE: Final = Recipe(
     variables={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},  # no gaps: 2-10 % of memory
     measures=(PERPLEXITY,),
     model=ModelForm.SHARDED,
+    usage=(
+        "from transformers import pipeline",
+        'print(pipeline("text-generation", "{model}")("Once upon a time"))',
+    ),
     rebuild="training.fsdp.model",
     is_planned=True,
     check=_check,

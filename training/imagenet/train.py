@@ -119,6 +119,9 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         settings=config.to_json(),
         data=found.fingerprint,
         keep=config.checkpoints_to_keep,
+        processor=models.processor(
+            config.full_size, mean=augmentation.MEAN, std=augmentation.STD, share=MIDDLE
+        ),
         average=average.state if average is not None else None,
     )
     position = saver.resume(from_scratch=config.from_scratch)

@@ -188,7 +188,11 @@ class Display:
 
 
 def result_table(
-    result: Result, places: Mapping[str, str], *, measures: Sequence[Measure] = ()
+    result: Result,
+    places: Mapping[str, str],
+    *,
+    measures: Sequence[Measure] = (),
+    use: Sequence[str] = (),
 ) -> str:
     """The figures of a run, and where its files are, for people: lines that nothing wraps, so that
     a command can be copied.
@@ -196,11 +200,13 @@ def result_table(
     Args:
         places: words for a place, and its address.
         measures: those of the recipe.
+        use: lines that use the model.
     """
     rows = {"run": f"{result.run} ({result.status})", **figures(result, measures=measures)}
     rows |= places
     width = max(map(len, rows)) + 2
-    return "\n".join(f"{name:{width}}{value}" for name, value in rows.items())
+    lines = [f"{name:{width}}{value}" for name, value in rows.items()]
+    return "\n".join([*lines, *(["", "Use this model:", *use] if use else [])])
 
 
 def figures(result: Result, *, measures: Sequence[Measure] = ()) -> dict[str, str]:

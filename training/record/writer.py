@@ -98,6 +98,8 @@ class RunRecord:
     display: EventDisplay
     measures: Sequence[Measure] = ()
     """Figures besides the loss by which the recipe's runs are judged."""
+    use: Sequence[str] = ()
+    """Lines that use the trained model, for the report."""
     report_to: Sequence[str] = ()
     """Names of trackers that show the curves, too."""
     job: str = ""
@@ -261,6 +263,7 @@ class RunRecord:
                             settings=self.settings,
                             environment=self.environment,
                             evaluated=self._evaluated,
+                            use=self.use if self.is_complete else (),
                             check=self._check_on_disk,
                         )
                     )
