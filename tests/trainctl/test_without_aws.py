@@ -82,6 +82,14 @@ def test_without_an_account_every_command_names_the_way_out(
     assert 0 < nowhere.waited_s <= MOST_S  # EC2's own credentials are looked for
 
 
+@pytest.mark.usefixtures("nowhere")
+def test_without_an_account_the_runs_of_this_machine_are_shown(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    said = cli("ls")
+    assert said.out == "No runs. Start one: trainctl run ddp\n"
+    assert "No AWS account is set up here" in said.err
+
+
 @pytest.mark.parametrize("is_role", [False, True], ids=["keys", "role"])
 @pytest.mark.usefixtures("laptop_is_ready")
 @pytest.mark.parametrize("words", COMMANDS)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from PIL import Image
 
 from tests.training.kills import killed, play
 from tests.training.local_runs import (
@@ -21,6 +22,8 @@ from tests.training.local_runs import (
     launcher,
 )
 from tests.training.test_data import write_images
+from training import predict, recipes
+from training.data import small_images
 from training.record import fields, reader
 from training.record.events import Step
 from training.record.result import Table
@@ -61,6 +64,23 @@ def test_a_run_trains_and_leaves_its_whole_record(uninterrupted: Command) -> Non
     assert sum(map(sum, matrix)) == 359
     correct = sum(row[i] for i, row in enumerate(matrix))
     assert correct / 359 == pytest.approx(result["accuracy"], abs=1e-9)
+
+
+def test_its_model_tells_digits_as_in_the_evaluation(
+    uninterrupted: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, folder = small_images.load("digits"), uninterrupted.run_folder
+    files = [tmp_path / f"{number}.png" for number in range(len(data.test_images))]
+    for file, pixels in zip(files, data.test_images, strict=True):
+        Image.fromarray(pixels).save(file)
+    likely = [int(next(iter(each))) for each in predict.predictions(folder / "model", files)]
+    right = (data.test_labels == likely).sum()
+    assert right / len(files) == pytest.approx(uninterrupted.result()["accuracy"])
+    # By the lines that are printed
+    lines = "\n".join(recipes.by_name("ddp").use(str(folder), {})[1:])
+    exec(lines.replace("PICTURE", str(files[0])), {})
+    assert capsys.readouterr().out == f"tensor({likely[0]})\n"
+    assert "Use this model" in (folder / "report.html").read_text()
 
 
 def test_the_losses_are_those_stored(uninterrupted: Command) -> None:

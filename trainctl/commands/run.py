@@ -30,10 +30,7 @@ def run(
         parse(words)
     except UnknownOptionError as error:
         if error.option[2:].replace("-", "_") in {each.name for each in fields(JobOptions)}:
-            raise UsageError(
-                f"{error.option} is for jobs on AWS: leave it out here; --workers N sets the "
-                "number of processes"
-            ) from None
+            raise UsageError(f"{error.option} is for jobs on AWS: leave it out here") from None
         raise
     from training.launch import main  # a laptop without torch has all other commands
 

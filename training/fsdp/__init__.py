@@ -27,8 +27,8 @@ RECIPE: Final = Recipe(
     built_in_preset="tiny",
     data_help=f"text: {', '.join(catalog.names(catalog.TEXT))}, a file, a folder, http(s)://, "
     "s3:// or a Hugging Face data set, hf://owner/name[/CONFIGURATION[/SPLIT]], as .txt, "
-    ".jsonl, .parquet, .json or .csv, all but .txt also of conversations; or several with weights, "
-    "'0.7 FIRST, 0.3 SECOND' (default: Python's help texts)",
+    ".jsonl, .parquet, .json or .csv, all but .txt also of conversations "
+    "(default: Python's help texts)",
     data_kind=catalog.TEXT,
     inputs="training.fsdp.inputs",
     loop="training.fsdp.train",

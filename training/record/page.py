@@ -126,7 +126,7 @@ def _evaluations(
         ("Epoch", "epoch", significant),
         ("Step", "step", compact),
         ("Training loss", "train_loss", significant),
-        ("Evaluation loss", "loss", significant),
+        ("Evaluation loss", "loss", "{:.4f}".format),
         *((each.title, each.name, each.words) for each in measures),
         (f"{items.capitalize()}/s", "items_per_s", compact),
         ("Elapsed", "seconds", duration),

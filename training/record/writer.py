@@ -20,6 +20,7 @@ from typing import Final, Protocol, TypeVar
 
 from contract import exits, faults, runs
 from contract.secret_text import masked
+from contract.text import counted
 from store import storage
 from training.record import events, fields, reader
 from training.record.events import (
@@ -30,6 +31,7 @@ from training.record.events import (
     Loaded,
     Measure,
     Metrics,
+    Noted,
     Phase,
     Preempted,
     RankTimes,
@@ -144,6 +146,7 @@ class RunRecord:
         self._start: Start | None = None
         self._num_damaged = 0
         self._resumed_from: int | None = None
+        self._before_s = 0.0
         self._phases: list[Phase] = []
         self._step = 0
         self.first_step_at: float | None = None
@@ -436,6 +439,16 @@ class RunRecord:
         # A worker lost on the way starts again within this attempt: the first start counts.
         if self._start is None and event.resumed:
             self._resumed_from = event.step
+            ended = reader.read_result(self.run_uri)
+            self._before_s = (ended and ended.total_seconds) or 0.0
+        last = max((each.step for each in earlier.of(Step)), default=0)
+        if lost := max(0, last - event.step):
+            saved = f"of step {event.step:,}" if event.resumed else "missing"
+            message = (
+                f"run {self.run} broke off at step {last:,}, and its last checkpoint is {saved}"
+            )
+            again = f"{counted(lost, 'step')} to train again"
+            self.display.show(Noted(message=f"{message}: {again}"))
         self._start = event
         self._recorder.begin(time.time(), first=event.step)
         self._write_activity()
@@ -467,7 +480,8 @@ class RunRecord:
             loss=last.loss,
             measures=last.measures,
             seconds=last.seconds,
-            total_seconds=self.clock() - self._began,
+            # An attempt that was killed has left no result; what it trained counts.
+            total_seconds=max(self._before_s + self.clock() - self._began, last.seconds or 0.0),
             usd=self.spending.usd() if self.spending else None,
             steps=self._step,
             total_steps=self._start.total_steps,
