@@ -15,7 +15,7 @@ from typer.exceptions import TyperException
 from contract.text import did_you_mean
 from trainctl import output
 from trainctl.aws.deployment import Deployment
-from trainctl.aws.errors import UsageError
+from trainctl.aws.errors import UsageError, is_unset
 from trainctl.here import Here
 
 T = TypeVar("T")
@@ -81,8 +81,8 @@ class WhereOrHere(Where):
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Runs of this machine, in this folder, instead of jobs.",
-            show_default="runs, where no AWS account is set up",
+            help="Runs here, in this folder.",
+            show_default=False,
         ),
     ] = None
 
@@ -91,9 +91,8 @@ class WhereOrHere(Where):
             return Here(self.runs)
         try:
             return Where.find(self, to_start=to_start)
-        except Exception as error:  # botocore's, which takes long to import
-            is_unset = type(error).__name__ in ("NoCredentialsError", "NoRegionError")
-            if not (is_unset and RUNS.is_dir()):
+        except Exception as error:  # a reason to look elsewhere, or raised again
+            if not (is_unset(error) and RUNS.is_dir()):
                 raise
         output.say(f"No AWS account is set up here: these are the runs in {RUNS}")
         return Here(RUNS)

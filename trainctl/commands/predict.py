@@ -19,17 +19,12 @@ _MOST = 5
 
 def predict(
     *,
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Name of a run, or the folder of one here.")
-    ],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name or folder of a run.")],
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Pictures.")],
     as_json: AsJson = False,
     where: WhereOrHere,
 ) -> None:
-    """Classify pictures with a run's model, here: of a folder, or fetched from the bucket.
-
-    Needs torch on this machine. The model of a language: trainctl generate.
-    """
+    """Classify pictures with a run's model, on this machine, which needs torch."""
     for file in files:
         if not file.is_file():
             raise UsageError(f"there is no file {file}: give pictures")

@@ -17,8 +17,7 @@ def run(
         list[str],
         typer.Argument(
             metavar="RECIPE [SETTINGS]",
-            help=f"One of {', '.join(recipes.NAMES)}, and its settings, as for submit; --workers N "
-            "and --run NAME too.",
+            help=f"One of {', '.join(recipes.NAMES)}, and its settings.",
         ),
     ],
 ) -> None:
