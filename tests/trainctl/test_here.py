@@ -47,12 +47,9 @@ def test_views_of_jobs_show_the_runs_of_a_folder(runs: Path, cli: Cli) -> None:
     assert top["curves"]["Loss"]["training"] == [[number, 1.0] for number in range(1, 5)]
     cli("report complete --no-browser --output", str(runs / "page.html"), *words)
     assert "Training report" in (runs / "page.html").read_text()
-    assert "no run 'nope'" in cli.refuses("show", "nope", *words)
     pages = Pages(Here(runs))
     assert b'href="jobs/trains"' in pages.page("", "/t/").content
-    page = pages.page("jobs/trains", "/t/").content
-    assert b"step 4/8" in page
-    assert b"trainctl stop" not in page
+    assert b"step 4/8" in pages.page("jobs/trains", "/t/").content
 
 
 def test_a_recipe_trains_here_with_the_words_of_submit(

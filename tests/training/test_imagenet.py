@@ -23,6 +23,7 @@ from tests.training.kills import killed, play
 from tests.training.local_runs import assert_nothing_is_left, launcher
 from tests.training.sample_pictures import CLASSES, as_jpeg, write_tree
 from tests.training.test_checkpoint_faults import newest
+from training import predict
 from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.pictures import layout
@@ -239,6 +240,8 @@ def test_the_command_trains_on_class_folders_and_lists_damaged_pictures(tmp_path
     for each in layout.find(data).pictures["val"]:
         if Path(each.path) not in broken:
             scores = {found["label"]: found["score"] for found in classify(each.path, top_k=10)}
+            (by_us,) = predict.predictions(command.run_folder / "model", [Path(each.path)])
+            assert by_us == pytest.approx(scores, abs=1e-3)
             right.append(next(iter(scores)) == each.class_name)
             losses.append(-math.log(scores[each.class_name]))
     assert sum(right) / len(right) == pytest.approx(result["accuracy"])

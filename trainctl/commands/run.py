@@ -23,7 +23,7 @@ def run(
 ) -> None:
     """Train a recipe on this machine, without AWS. The same --run again resumes it.
 
-    Needs torch on this machine. Example: trainctl run ddp --workers 2 --run mine --data DIR
+    Needs torch. Example: trainctl run ddp --workers 2 --run mine --data DIR
     """
     try:
         parse(words)

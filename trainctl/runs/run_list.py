@@ -125,13 +125,10 @@ def _record(bucket: DeploymentBucket, name: str, files: Sequence[Stored]) -> dic
     # Those of a run of this name that was removed are older than all files.
     since = min(each.modified for each in files)
     ends = [each for each in bucket.stored(f"{runs.ENDS_PREFIX}/{name}/") if each.modified >= since]
-    # Any job can have written those of an earlier version: they count where there is no other.
-    folder = f"{runs.run_prefix(name)}{runs.JOBS_DIR}/"
-    claims = [each for each in files if each.key.startswith(folder)]
-    for found in (ends, claims):
-        if records := [each for each in found if each.key.endswith(".json")]:
-            return json_object(bucket.get(max(records, key=lambda each: each.modified).key))
-    return {}
+    records = [each for each in ends if each.key.endswith(".json")]
+    if not records:
+        return {}
+    return json_object(bucket.get(max(records, key=lambda each: each.modified).key))
 
 
 def measures(result: Mapping[str, object]) -> list[str]:

@@ -125,6 +125,7 @@ class RunRecord:
         self.error: str | None = None
         self.exit_code = exits.OK
         self.stopped_at: int | None = None
+        self._stopped_s: float | None = None
         self.result: Result | None = None
         self.is_finished = False
         self._evaluated: Evaluated | None = None
@@ -215,7 +216,7 @@ class RunRecord:
             case RankTimes(rank=0):
                 self._recorder.save(event.phases.get("checkpoint", 0.0) * (event.steps or 0))
             case Stopped():
-                self.stopped_at = event.step
+                self.stopped_at, self._stopped_s = event.step, event.seconds
             case Failed():
                 self.error, self.exit_code = event.message, event.code
             case Finished():
@@ -469,6 +470,7 @@ class RunRecord:
         evaluations = lines.of(Evaluation)
         evaluation = evaluations[-1] if evaluations else Evaluation(step=0, epoch=0)
         last = end or evaluation
+        seconds = end.seconds if end else self._stopped_s or evaluation.seconds
         # Before the first step there is no rate.
         rates = [each.rate.per_s for each in evaluations if each.rate and each.rate.per_s]
         median = statistics.median(rates) if rates else None
@@ -479,9 +481,9 @@ class RunRecord:
             status=status if self.error is None else "failed",
             loss=last.loss,
             measures=last.measures,
-            seconds=last.seconds,
+            seconds=seconds,
             # An attempt that was killed has left no result; what it trained counts.
-            total_seconds=max(self._before_s + self.clock() - self._began, last.seconds or 0.0),
+            total_seconds=max(self._before_s + self.clock() - self._began, seconds or 0.0),
             usd=self.spending.usd() if self.spending else None,
             steps=self._step,
             total_steps=self._start.total_steps,
