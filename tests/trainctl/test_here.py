@@ -27,7 +27,7 @@ def runs(tmp_path: Path) -> Path:
         if name == "complete":
             tell(kept, finished())
             kept.close()
-    os.utime(lease, (0, 0))
+    os.utime(tmp_path / "killed" / "leases" / "00000001.json", (0, 0))
     progress = {"time": 1, "step": 4, "total_steps": 8}
     (tmp_path / "trains" / "progress.json").write_text(json.dumps(progress))
     return tmp_path
