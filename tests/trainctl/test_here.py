@@ -40,7 +40,6 @@ def test_views_of_jobs_show_the_runs_of_a_folder(runs: Path, cli: Cli) -> None:
     assert [each["id"] for each in cli.json("ls --running", *words)] == ["trains"]
     shown = cli("show complete", *words).out
     assert f"trainctl predict {runs}/complete PICTURE" in shown
-    assert "cost" not in shown
     assert "the same command resumes it" in cli("show killed", *words).out
     top = cli.json("top trains", *words)
     assert top["progress"]["step"] == 4

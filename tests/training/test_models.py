@@ -5,7 +5,6 @@ ResNet18."""
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from contract.runs import MANIFEST_FILE
 from tests.conftest import ROOT
-from training.checkpoint import checkpoints
-from training.checkpoint.manifest import Manifest
 from training.models import classifiers as models
 from training.models.resnet import ResNet18, ResNet18Config
 from training.models.small import Small
@@ -141,27 +137,3 @@ def test_maps_of_one_channel_leave_the_small_network_in_the_order_that_is_fast()
     assert model.layers[0](pixels).stride(1) == 1
     assert model(pixels).logits.shape == (2, 10)
     assert models.num_parameters(model) == 279_104
-
-
-def test_a_small_network_goes_on_from_its_files_to_the_bit(tmp_path: Path) -> None:
-    def trained(model: Small, optimizer: torch.optim.Optimizer) -> float:
-        loss = loss_of(model)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
-
-    torch.manual_seed(0)
-    first, second = Small(), Small()
-    optimizers = [torch.optim.AdamW(each.parameters(), fused=True) for each in (first, second)]
-    assert models.num_parameters(first) == 279_104
-    before = trained(first, optimizers[0])
-    snapshot = checkpoints.take_snapshot(
-        first, optimizers[0], position=checkpoints.Position(step=1), config={}, data=""
-    )
-    files = checkpoints.write(snapshot, tmp_path)
-    (tmp_path / MANIFEST_FILE).write_bytes(Manifest(files=files).to_json())
-    checkpoints.apply(checkpoints.read(tmp_path), second, optimizers[1])
-    after = [trained(*each) for each in zip((first, second), optimizers, strict=True)]
-    assert after[0] == after[1] < before
-    assert all(a.equal(b) for a, b in zip(first.parameters(), second.parameters(), strict=True))

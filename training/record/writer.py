@@ -471,6 +471,8 @@ class RunRecord:
         evaluation = evaluations[-1] if evaluations else Evaluation(step=0, epoch=0)
         last = end or evaluation
         seconds = end.seconds if end else self._stopped_s or evaluation.seconds
+        if seconds is None and self._last_step and self.first_step_at:  # cut off before it said
+            seconds = self._last_step.time - self.first_step_at
         # Before the first step there is no rate.
         rates = [each.rate.per_s for each in evaluations if each.rate and each.rate.per_s]
         median = statistics.median(rates) if rates else None
