@@ -470,9 +470,7 @@ class RunRecord:
         evaluations = lines.of(Evaluation)
         evaluation = evaluations[-1] if evaluations else Evaluation(step=0, epoch=0)
         last = end or evaluation
-        seconds = end.seconds if end else self._stopped_s or evaluation.seconds
-        if seconds is None and self._last_step and self.first_step_at:  # cut off before it said
-            seconds = self._last_step.time - self.first_step_at
+        seconds = end.seconds if end else self._seconds(evaluation)
         # Before the first step there is no rate.
         rates = [each.rate.per_s for each in evaluations if each.rate and each.rate.per_s]
         median = statistics.median(rates) if rates else None
@@ -505,6 +503,13 @@ class RunRecord:
             precision=self._start.precision,
             error=self.error,
         )
+
+    def _seconds(self, evaluation: Evaluation) -> float | None:
+        """Time spent training by a run that was stopped."""
+        seconds = self._stopped_s or evaluation.seconds
+        if seconds is None and self._last_step and self.first_step_at:  # cut off before it said
+            seconds = self._last_step.time - self.first_step_at
+        return seconds
 
     def _read(self) -> Metrics:
         kept = None if self._is_anew else storage.read_bytes(str(self._metrics))
