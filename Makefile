@@ -55,8 +55,7 @@ demo: venv ## train on real images with $(WORKERS) processes on this machine, an
 	@printf '%s\n' '' 'Next:' \
 		'  open the report     runs/demo/report.html' \
 		'  your own pictures   DIR, with a folder of pictures for each class:' \
-		'    .venv/bin/python -m training.launch imagenet --local --preset small --image-size 64 \' \
-		'      --epochs 10 --run mine --data DIR' \
+		'    .venv/bin/trainctl run imagenet --preset small --image-size 64 --epochs 10 --run mine --data DIR' \
 		'  a job on AWS        docs/tutorials/first-hour.md' \
 		'  your own script     docs/tutorials/your-script.md'
 

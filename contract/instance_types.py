@@ -433,7 +433,8 @@ class Prices:
             types = " and ".join(sorted({host.type for host in hosts}))
             return (
                 f"list prices are known for {' and '.join(PRICED_REGIONS)} only, not for "
-                f"{self.region} (AWS's price pages have those of {types})"
+                f"{self.region}: AWS's price pages have those of {types}, docs/cost.md adds them "
+                "up, and --max-hours limits the time"
             )
         for host in hosts:
             if host.usd_per_hour is None:

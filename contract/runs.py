@@ -22,6 +22,7 @@ OVERWRITTEN_FILE: Final = "overwritten-by"  # the job that removed an earlier ru
 OVERWRITES_FILE: Final = "overwrites"  # number of the lease that begins the run anew
 STACKS_DIR: Final = "stacks"  # what hung workers were doing, a text file each time
 MODEL_DIR: Final = "model"
+PROCESSOR_FILE: Final = "preprocessor_config.json"  # of a model for pictures
 CHECKPOINTS_DIR: Final = "checkpoints"
 LEASES_DIR: Final = "leases"  # who trains it, and who did: a numbered file each
 MANIFEST_FILE: Final = "manifest.json"  # of a checkpoint: lists its files; written last
@@ -43,7 +44,7 @@ RECORD: Final[Mapping[str, tuple[str, ...]]] = {
         "checkpoint_manager_snapshot.json",  # by Ray Train
     ),
     CHECKPOINTS_DIR: ("step-*", "damaged-step-*", "diverged-step-*", ".step-*.part"),
-    MODEL_DIR: ("model.safetensors", CONFIG_FILE),
+    MODEL_DIR: ("model.safetensors", CONFIG_FILE, PROCESSOR_FILE),
 }
 
 # Bare buckets keep their runs under this prefix, as local runs do under ./runs.

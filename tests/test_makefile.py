@@ -34,14 +34,14 @@ def run(*command: str, cwd: Path = ROOT, **environment: str) -> subprocess.Compl
 def test_the_next_step_after_the_demo_takes_a_folder_of_pictures_for_each_class(
     tmp_path: Path,
 ) -> None:
-    # One command, of which two lines are shown.
-    shown = re.sub(r"\\' \\\n\s*'", "", run("make", "-n", "demo").stdout)
-    (words,) = re.findall(r"python -m training\.launch (.*--data DIR)", shown)
+    (words,) = re.findall(r"trainctl run (.*--data DIR)", run("make", "-n", "demo").stdout)
     for name in ("cats/1.jpg", "cats/2.jpg", "dogs/1.jpg", "dogs/2.jpg"):
         (tmp_path / "pics" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "pics" / name).touch()
     given = words.replace("DIR", str(tmp_path / "pics")).split()
-    config, _ = launch.configured(command.parse([*given, "--storage", str(tmp_path / "runs")]))
+    config, _ = launch.configured(
+        command.parse([*given, "--local", "--storage", str(tmp_path / "runs")])
+    )
     assert (config.recipe, config.run) == ("imagenet", "mine")
 
 

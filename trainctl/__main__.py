@@ -30,8 +30,10 @@ from trainctl.commands import (
     logs,
     ls,
     plan,
+    predict,
     release,
     report,
+    run,
     runs,
     settings,
     shell,
@@ -84,6 +86,7 @@ app.command(
     trainctl tune ddp --nodes 2 --vary lr=0.0005,0.001,0.002 --epochs 10""",
 )(flattened(submit.submit))
 _takes_recipe(flattened(plan.plan))
+_takes_recipe(run.run)
 of_jobs = (settings.settings, ls.ls, ui.ui, show.show, top.top, logs.logs, wait.wait)
 of_runs = (checkpoints.checkpoints, report.report, download.download)
 for panel, commands in (
@@ -97,6 +100,7 @@ for panel, commands in (
             *of_runs,
             export.export,
             generate.generate,
+            predict.predict,
         ),
     ),
     (_OTHER, (open_.open_, shell.shell, doctor.doctor)),
@@ -163,7 +167,7 @@ def trainctl(
     Finds what make deploy has created in the account and region in use. A job brings its own
     cluster and releases it at its end: trainctl submit ddp --nodes 2 --follow
 
-    Here, without AWS: python -m training.launch ddp --local
+    Here, without AWS: trainctl run ddp
     """
 
 

@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
@@ -14,12 +15,15 @@ from typer.exceptions import TyperException
 from contract.text import did_you_mean
 from trainctl import output
 from trainctl.aws.deployment import Deployment
-from trainctl.aws.errors import UsageError
+from trainctl.aws.errors import UsageError, is_unset
+from trainctl.here import Here
 
 T = TypeVar("T")
 
 #: Variable with the name of the deployment, for all commands.
 DEPLOYMENT: Final = "TRAIN_DEPLOYMENT"
+#: Runs of this machine, unless --storage names another folder.
+RUNS: Final = Path("runs")
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -67,6 +71,31 @@ class Where:
         return Deployment.find(
             profile=self.profile, region=self.region, name=self.deployment, to_start=to_start
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhereOrHere(Where):
+    """A deployment, or the runs of this machine: for commands that change nothing."""
+
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Runs here, in this folder.",
+            show_default=False,
+        ),
+    ] = None
+
+    def find(self, *, to_start: bool = False) -> Deployment:
+        if self.runs is not None:
+            return Here(self.runs)
+        try:
+            return Where.find(self, to_start=to_start)
+        except Exception as error:  # a reason to look elsewhere, or raised again
+            if not (is_unset(error) and RUNS.is_dir()):
+                raise
+        output.say(f"No AWS account is set up here: these are the runs in {RUNS}")
+        return Here(RUNS)
 
 
 def flattened(command: Callable[..., T]) -> Callable[..., T]:

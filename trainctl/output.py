@@ -25,7 +25,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u
 #: The words of a command for a deployment.
 _COMMAND: Final = re.compile(
     r"\btrainctl ((cluster|data|runs) (up|status|down|put|ls|rm)|submit|plan|ls|show|logs|wait|stop"
-    r"|cost|runs|checkpoints|report|download|export|generate|open|shell|doctor|top|ui)\b"
+    r"|cost|runs|checkpoints|report|download|export|generate|predict|open|shell|doctor|top|ui)\b"
 )
 _options = ""
 #: Characters between two columns of a table.

@@ -275,7 +275,7 @@ class Bookkeeping:
         # Stop
         if stopping and num_done < self.course.total_steps:
             worker.saves.finish(retry=True)
-            worker.emit(Stopped(step=num_done))
+            worker.emit(Stopped(step=num_done, seconds=self._seconds()))
             self.is_stopped = True
         return not (self.is_stopped or self._judge.is_over)
 

@@ -52,6 +52,11 @@ examples:
 #: Options that a job does not take from its user, because the one who starts it decides them.
 NOT_FOR_JOBS: Final = ("--local", "--workers", "--run", "--storage", "--json", LOOK)
 
+#: Of a machine that has the command line only.
+NEEDS_PACKAGES: Final = (
+    "training needs packages that are not installed, {} first of all: run make venv in a checkout "
+    "and use its .venv/bin"
+)
 _HELP: Final = ("-h", "--help")
 
 

@@ -45,10 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The command line is installed without the packages that train.
         if error.name not in {"fsspec", "ray", "torch"}:
             raise
-        raise InputError(
-            f"training needs packages that are not installed, {error.name} first of all: run make "
-            "venv in a checkout and use its .venv/bin/python"
-        ) from None
+        raise InputError(commands.NEEDS_PACKAGES.format(error.name)) from None
     except OptionError as error:
         raise InputError(f"{error}\nsee: python -m training.launch {words[0]} --help") from None
 
@@ -270,7 +267,8 @@ def _already_complete(command: Command, error: RunCompleteError) -> int:
     paths = RunPaths.of(storage.runs_root(command.storage), _run_name(command))
     result = reader.read_result(paths.uri)
     if result is not None:
-        print_result(result, command.recipe, paths.uri, as_json=command.json)
+        settings = reader.read_json(paths.uri, runs.CONFIG_FILE) or {}
+        print_result(result, command.recipe, paths.uri, settings=settings, as_json=command.json)
     return exits.OK
 
 

@@ -293,6 +293,10 @@ def _config(words: Sequence[str], machine: InstanceType) -> tuple[str, RunConfig
         InputError: the run would refuse them, or its recipe is not planned.
     """
     parsed = command.parse(words)
+    has_preset = any(each.startswith("--preset") for each in words)
+    if parsed.recipe.is_planned and "model" in parsed.settings and not has_preset:
+        # As with --data: the built-in data is for the built-in model.
+        parsed = command.parse([*words, "--preset", next(iter(parsed.recipe.presets))])
     if not parsed.recipe.is_planned:
         planned = [recipe.name for recipe in recipes.ALL if recipe.is_planned]
         raise InputError(f"recipe {parsed.recipe.name} is not planned: choose {', '.join(planned)}")

@@ -67,6 +67,10 @@ class Recipe:
     these names; the display, the report and ``trainctl show`` print them."""
     model: ModelForm = ModelForm.FOLDER
     """Form of the model at the end of a run."""
+    usage: tuple[str, ...] = ()
+    """Python that uses a trained model, which is in the folder ``{model}``."""
+    own_models: tuple[str, ...] = ()
+    """Values of its setting ``model`` that transformers does not know."""
     rebuild: str = ""
     """Module with ``rebuild(settings, model_config, device)``, for sharded checkpoints: makes the
     run's model as it was before training, unsharded and with its first weights, in one process
@@ -149,6 +153,26 @@ class Recipe:
             ModelForm.NONE: {},
         }
         return {"report": paths.file(runs.REPORT_FILE), **model[self.model]}
+
+    def use(self, run_uri: str, settings: Mapping[str, object]) -> list[str]:
+        """Lines that use the model of a complete run: commands, then Python.
+
+        Args:
+            settings: those of the run.
+        """
+        name, in_bucket = run_uri.rpartition("/")[2], "://" in run_uri
+        if self.model is ModelForm.SHARDED:
+            lines, folder = [self.places(run_uri)["export"]], "DIR"
+        elif self.model is ModelForm.FOLDER:
+            lines, folder = [f"trainctl predict {name if in_bucket else run_uri} PICTURE"], run_uri
+            if settings.get("model") in self.own_models:
+                return lines
+            if in_bucket:
+                lines, folder = [*lines, self.places(run_uri)["model"]], name
+            folder += f"/{runs.MODEL_DIR}"
+        else:
+            return []
+        return [*lines, "# in Python:", *(line.format(model=folder) for line in self.usage)]
 
     def rebuilt(
         self, settings: Mapping[str, object], model_config: Mapping[str, object], device: object

@@ -98,7 +98,7 @@ def foreign_options(words: list[str], said: str) -> set[str]:
         if words[: len(name.split())] == name.split():
             known |= {option for each in command.params for option in each.opts}
             known |= {option for each in command.params for option in each.secondary_opts}
-    if words[:1] in (["submit"], ["tune"], ["plan"]):
+    if words[:1] in (["submit"], ["tune"], ["plan"], ["run"]):
         for recipe in recipes.ALL:
             known |= {*parser(recipe)._option_string_actions} - {*NOT_FOR_JOBS}
         # Of torchrun, in its command.

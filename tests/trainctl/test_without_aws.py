@@ -60,6 +60,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nowhere:
         found.waited_s += seconds
 
     monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.chdir(tmp_path)  # where there are no runs
     return found
 
 
@@ -79,6 +80,14 @@ def test_without_an_account_every_command_names_the_way_out(
     said = cli(*words.split(), code=exits.FAILED if is_doctor else exits.BAD_INPUT)
     assert (said.out == "") is not is_doctor
     assert 0 < nowhere.waited_s <= MOST_S  # EC2's own credentials are looked for
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_without_an_account_the_runs_of_this_machine_are_shown(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    said = cli("ls")
+    assert said.out == "No runs. Start one: trainctl run ddp\n"
+    assert "No AWS account is set up here" in said.err
 
 
 @pytest.mark.parametrize("is_role", [False, True], ids=["keys", "role"])

@@ -126,9 +126,11 @@ def test_a_model_is_published_beside_what_a_user_has_put_there(
         (tmp_path / name).write_text("a year of work")
     storage.remove_leftovers(str(tmp_path), "config.json")
     average = {name: torch.zeros(1) for name in snapshot.model}
-    checkpoints.publish_model(str(tmp_path), replace(snapshot, average=average))
+    best = replace(snapshot, average=average)
+    checkpoints.publish_model(str(tmp_path), best, processor={"size": 28})
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert found == {*users, "model/model.safetensors", "model/config.json"}
+    published_files = ("model.safetensors", "config.json", "preprocessor_config.json")
+    assert found == {*users, *(f"model/{name}" for name in published_files)}
     assert all((tmp_path / name).read_text() == "a year of work" for name in users)
     published = load_file(tmp_path / "model" / "model.safetensors")
     assert published.keys() == average.keys()

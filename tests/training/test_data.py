@@ -3,6 +3,7 @@ on the step and the seed alone."""
 
 import gzip
 import struct
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,10 +14,13 @@ import torch
 
 from contract.errors import InputError, UnreachableError
 from store.cache import CACHE_VARIABLE
+from tests.conftest import ROOT
 from tests.training.mirror import Mirror, served
 from training.data import download, small_images
 from training.data.catalog import IDX_FILES
 from training.data.small_images import BatchOrder, DeviceImages
+from training.ddp import inputs
+from training.ddp.settings import DdpConfig
 
 CPU = torch.device("cpu")
 
@@ -129,11 +133,18 @@ def test_a_download_that_fails_or_is_damaged_is_forgotten_and_tried_anew(
 
 
 def test_a_folder_of_pictures_is_another_recipes(tmp_path: Path) -> None:
-    (tmp_path / "train" / "cat").mkdir(parents=True)
-    (tmp_path / "train" / "cat" / "1.JPG").touch()
-    command = f"python -m training.launch imagenet --local --data {tmp_path}$"
-    with pytest.raises(InputError, match=command):
-        small_images.load(str(tmp_path))
+    """Also one without folders of classes, once it is sorted as the refusal says."""
+    for name in ("cat.1.JPG", "cat.2.JPG", "dog-1.JPG", "dog-2.JPG"):
+        (tmp_path / name).touch()
+    folder = DdpConfig(recipe="ddp", run="r", storage="/", num_workers=1, data=str(tmp_path))
+    with pytest.raises(InputError, match="Sort them by their names: ") as flat:
+        inputs.look_at(folder)
+    subprocess.run(["sh", "-c", str(flat.value).partition("names: ")[2]], check=True)
+    with pytest.raises(InputError) as sorted_:
+        inputs.look_at(folder)
+    advised = f"trainctl run imagenet {inputs.A_FEW_PICTURES} "
+    assert str(sorted_.value).endswith(f"{advised}--data {tmp_path}")
+    assert advised in (ROOT / "Makefile").read_text(), "test_makefile tries it"
 
 
 def test_a_cache_whose_lock_cannot_be_opened_is_named(cache: Path) -> None:

@@ -150,8 +150,8 @@ def test_a_log_shows_every_ten_seconds_that_a_phase_is_not_over(
     said = capsys.readouterr().err.splitlines()
     assert said == [
         "loading PyTorch",
-        "still reading the data: 10%",
-        "still reading the data: 20%",
+        "still reading the data: 10%, 10 s",
+        "still reading the data: 20%, 20 s",
     ]
 
 

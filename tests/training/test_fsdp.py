@@ -20,7 +20,7 @@ from tests.eventually import eventually
 from tests.published.models import from_pretrained
 from tests.training.kills import killed, play
 from tests.training.local_runs import REPO, Command, RankedRun, Run, launcher, ranked
-from training import export, generate
+from training import export, generate, recipes
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.fsdp.settings import FsdpConfig
 from training.models import language_models, model_weights, nf4, pretrained
@@ -249,6 +249,9 @@ def test_the_commands_export_and_generate_say_what_they_did(
     assert export.main(["whole", "--to", "out", "--dtype", "bf16"]) == exits.OK
     assert capsys.readouterr().out == "out\n"
     assert Path("out/model.safetensors").exists()
+    [*_, load, use] = recipes.by_name("fsdp").use("runs/whole", {})
+    exec(f"{load}\n{use.replace('DIR', 'out')}", {})
+    assert "'generated_text': 'Once upon a time" in capsys.readouterr().out
     assert export.main(["whole", "--to", "out"]) == exits.BAD_INPUT
     capsys.readouterr()
     assert export.main(["hole", "--to", "other"]) == exits.BAD_INPUT

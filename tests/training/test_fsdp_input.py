@@ -84,19 +84,9 @@ def test_a_held_out_part_shorter_than_a_sequence_is_refused(tmp_path: Path) -> N
         HeldOut(feed, store, prepared)
 
 
-@pytest.mark.parametrize(
-    ("text_key", "words"),
-    [
-        ("0.7 257f5d3a, 0.3 e5e0a6a7", "mixture"),
-        ("257f5d3a", ".*LICENSE"),
-    ],
-    ids=["a mixture", "another text"],
-)
-def test_a_run_that_was_trained_on_something_else_is_not_resumed(
-    tmp_path: Path, text_key: str, words: str
-) -> None:
-    with pytest.raises(InputError, match=words):
-        inputs.prepare(config(tmp_path, text_key=text_key))
+def test_a_run_that_was_trained_on_something_else_is_not_resumed(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="LICENSE"):
+        inputs.prepare(config(tmp_path, text_key="257f5d3a"))
 
 
 def test_columns_bad_rows_and_the_text_to_evaluate_on_are_as_the_options_say(

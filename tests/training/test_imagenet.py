@@ -22,8 +22,10 @@ from tests.training.kills import killed, play
 from tests.training.local_runs import assert_nothing_is_left, launcher
 from tests.training.sample_pictures import CLASSES, as_jpeg, write_tree
 from tests.training.test_checkpoint_faults import newest
+from training import predict
 from training.checkpoint import checkpoints
 from training.data import augmentation
+from training.data.pictures import layout
 from training.data.pictures.batches import rank_plan
 from training.data.small_images import BatchOrder
 from training.imagenet import train as imagenet
@@ -209,6 +211,9 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_command_trains_on_class_folders_and_lists_damaged_pictures(tmp_path: Path) -> None:
+    """Its model is as good by the standard call of transformers."""
+    from transformers import pipeline
+
     data = write_tree(tmp_path / "data", num_train=96, num_val=0) / "train"
     broken = sorted(data.rglob("*.JPEG"))[:3]
     for path in broken:
@@ -226,8 +231,18 @@ def test_the_command_trains_on_class_folders_and_lists_damaged_pictures(tmp_path
     assert (result["steps"], result["world_size"]) == (6, 2)
     for path in broken:
         assert f"{path.parent.name}/{path.name}" in err
-    written = json.loads((command.run_folder / "model" / "config.json").read_text())
-    assert [*written["id2label"].values()] == [*CLASSES]
+    # By transformers
+    make: Any = pipeline
+    classify = make("image-classification", str(command.run_folder / "model"))
+    assert [*classify.model.config.id2label.values()] == [*CLASSES]
+    right = []
+    for each in layout.find(data).pictures["val"]:
+        if Path(each.path) not in broken:
+            scores = {found["label"]: found["score"] for found in classify(each.path, top_k=10)}
+            (by_us,) = predict.predictions(command.run_folder / "model", [Path(each.path)])
+            assert by_us == pytest.approx(scores, abs=1e-3)
+            right.append(next(iter(scores)) == each.class_name)
+    assert sum(right) / len(right) == pytest.approx(result["accuracy"])
 
 
 def test_no_worker_gets_more_pictures_than_it_has_room_for() -> None:

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from PIL import Image
 
 from tests.training.kills import killed, play
 from tests.training.local_runs import (
@@ -21,6 +23,8 @@ from tests.training.local_runs import (
     launcher,
 )
 from tests.training.test_data import write_images
+from training import recipes
+from training.data import small_images
 from training.record import fields, reader
 from training.record.events import Step
 from training.record.result import Table
@@ -61,6 +65,18 @@ def test_a_run_trains_and_leaves_its_whole_record(uninterrupted: Command) -> Non
     assert sum(map(sum, matrix)) == 359
     correct = sum(row[i] for i, row in enumerate(matrix))
     assert correct / 359 == pytest.approx(result["accuracy"], abs=1e-9)
+
+
+def test_the_lines_that_use_its_model_tell_digits_as_in_the_evaluation(
+    uninterrupted: Command,
+) -> None:
+    lines = "\n".join(recipes.by_name("ddp").use(str(uninterrupted.run_folder), {})[1:])
+    lines = lines.replace('PIL.Image.open("PICTURE").convert("L")', "pictures")
+    data = small_images.load("digits")
+    names: dict[str, Any] = {"pictures": [Image.fromarray(each) for each in data.test_images]}
+    exec(lines.replace("print(", "found = (").replace("argmax()", "argmax(dim=1)"), names)
+    right = (names["found"].numpy() == data.test_labels).mean()
+    assert right == pytest.approx(uninterrupted.result()["accuracy"])
 
 
 def test_the_losses_are_those_stored(uninterrupted: Command) -> None:

@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from training.record.events import (
     Failed,
     Finished,
     Measure,
+    Noted,
     Preempted,
     RankTimes,
     Saved,
@@ -145,6 +147,27 @@ def test_a_worker_lost_on_the_way_does_not_make_the_attempt_a_resumed_one(
     assert kept.result is not None
     assert kept.result.resumed_from is None
     assert steps_of(folder) == list(range(1, 9))
+    display = Silent()
+    tell(opened(folder, display=display), start(8, resumed=True), start(4, resumed=True), start())
+    assert [each.message for each in display.shown if isinstance(each, Noted)] == [
+        "run r broke off at step 8, and its last checkpoint is of step 4: 4 steps to train again",
+        "run r broke off at step 4, and its last checkpoint is missing: 4 steps to train again",
+    ]
+
+
+def test_times_are_those_of_all_attempts(folder: Path) -> None:
+    now = [0.0]
+    # The last one follows one that was killed, which has left no result.
+    for end, total in ((Stopped(step=4, seconds=7.0), 100), (finished(), 200), (finished(), 102)):
+        kept = opened(folder, clock=lambda: now[0])
+        tell(kept, start(4, resumed=total > 100), step(5))
+        now[0] += 100
+        tell(kept, replace(end, seconds=102.0) if isinstance(end, Finished) else end)
+        kept.close()
+        result = result_of(folder)
+        assert (result.total_seconds, result.seconds) == (total, 7 if total == 100 else 102)
+        if total == 200:
+            (folder / "result.json").unlink()
 
 
 def test_skipped_steps_and_lost_hosts_are_counted_over_all_attempts_but_not_what_is_done_again(

@@ -200,7 +200,7 @@ def test_the_page_shows_every_part_of_the_record(page: Page) -> None:
         "Slowest 200 ms.",  # rank 1 after the first epoch
         "rank 1 GPU 79%",
         "Resumed at step 30 on 2 workers.",
-        "2 40 0.55 0.5 85.00% 950 2 min 6 s",
+        "2 40 0.55 0.5000 85.00% 950 2 min 6 s",
         f"{CLASSES[1]} 4 96 0",
         '"lr": 0.1',
         '"cpu": "Imaginary 9000"',

@@ -80,6 +80,9 @@ def open_session(*, profile: str | None, region: str | None) -> "Session":
 class Deployment:
     """The two stacks in one account and region. Each part looks up its names when first used."""
 
+    is_here = False
+    """True if this machine is in its place, which has runs and nothing else."""
+
     def __init__(
         self, session: "Session", *, profile: str | None = None, name: str | None = None
     ) -> None:

@@ -52,6 +52,12 @@ class DeploymentBucket(bucket.Bucket):
             if not each.key.endswith("/")
         }
 
+    def fetch(self, prefix: str, folder: Path) -> None:
+        """Fetch the objects below ``prefix`` into a folder. Raises as ``placed``."""
+        for target, each in self.placed(prefix, folder).items():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.download(each.key, target)
+
 
 class EmptyBucket(DeploymentBucket):
     """The bucket of a deployment that has not been made."""

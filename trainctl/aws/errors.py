@@ -45,6 +45,13 @@ def explained(error: Exception) -> CliError:
     return known
 
 
+def is_unset(error: Exception) -> bool:
+    """True if no account of AWS is set up on this machine."""
+    from botocore.exceptions import NoCredentialsError, NoRegionError
+
+    return isinstance(error, NoCredentialsError | NoRegionError)
+
+
 def _known(error: Exception) -> CliError | None:
     if isinstance(error, CliError):
         return error

@@ -46,7 +46,5 @@ def export(
     head_job.run_command(deployment, run, command, max_seconds=_MAX_SECONDS, yes=yes)
     if folder is not None:
         output.say(f"fetching {place}")
-        for target, each in bucket.placed(f"{bucket.key(place)}/", folder).items():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            bucket.download(each.key, target)
+        bucket.fetch(f"{bucket.key(place)}/", folder)
     output.print_text(to)

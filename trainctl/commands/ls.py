@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from trainctl import output
-from trainctl.options import AsJson, Where
+from trainctl.options import AsJson, WhereOrHere
 from trainctl.watch import overview
 
 
@@ -16,7 +16,7 @@ def ls(
     ] = 20,
     running: Annotated[bool, typer.Option("--running", help="Only running ones.")] = False,
     as_json: AsJson = False,
-    where: Where,
+    where: WhereOrHere,
 ) -> None:
     """List jobs: state, nodes, share of the steps, age, cost at list prices and who submitted them.
 
@@ -28,7 +28,10 @@ def ls(
     if as_json:
         output.print_json([row.values() for row in rows])
     elif not rows:
-        output.print_text(output.addressed("No jobs. Start one: trainctl submit ddp"))
+        none = "No runs. Start one: trainctl run ddp"
+        if not deployment.is_here:
+            none = "No jobs. Start one: trainctl submit ddp"
+        output.print_text(output.addressed(none))
     else:
         cells = [row.cells for row in rows]
         output.print_table(overview.COLUMNS, cells, optional=overview.OPTIONAL)

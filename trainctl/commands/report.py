@@ -10,7 +10,7 @@ import typer
 from contract.runs import REPORT_FILE, RESULT_FILE, check_run_name, run_prefix
 from trainctl import output
 from trainctl.aws.errors import CliError, UsageError
-from trainctl.options import Browser, RunName, Where
+from trainctl.options import Browser, RunName, WhereOrHere
 from trainctl.runs.run_list import files_of
 
 #: Any job may have written a run's report: scripts, forms and requests of it do not work in here.
@@ -39,7 +39,7 @@ def report(
         ),
     ] = "",
     browser: Browser = True,
-    where: Where,
+    where: WhereOrHere,
 ) -> None:
     """Fetch a run's report and open it.
 

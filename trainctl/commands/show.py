@@ -1,11 +1,11 @@
 """``trainctl show``: one job, its nodes and what its run has reached."""
 
 from trainctl import output
-from trainctl.options import AsJson, JobName, Where
+from trainctl.options import AsJson, JobName, WhereOrHere
 from trainctl.watch import boots, overview
 
 
-def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
+def show(*, name: JobName, as_json: AsJson = False, where: WhereOrHere) -> None:
     """Show a job: its state, its nodes, what its run has reached."""
     deployment = where.find()
     view = overview.View(deployment, deployment.jobs.find(name))
@@ -21,3 +21,5 @@ def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
         output.print_table(columns, view.node_cells(), prose=columns[-1:], optional=["address"])
     for boot in hosts:
         output.print_text(boots.line(boot))
+    if view.use:
+        output.print_text("\n".join(["", "Use this model:", *view.use]))

@@ -3,13 +3,13 @@
 import sys
 
 from trainctl import output
-from trainctl.options import AsJson, JobName, Where
+from trainctl.options import AsJson, JobName, WhereOrHere
 from trainctl.runs.curves import LiveRecord
 from trainctl.watch.overview import View
 from trainctl.watch.polling import Polling
 
 
-def top(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
+def top(*, name: JobName, as_json: AsJson = False, where: WhereOrHere) -> None:
     """Watch a job's steps, seconds a step, GPU use and memory per rank, and cost, until Ctrl-C.
 
     Once with --json, and where stdout is no terminal.

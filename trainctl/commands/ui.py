@@ -3,10 +3,10 @@
 import webbrowser
 
 from trainctl import output
-from trainctl.options import Browser, Where
+from trainctl.options import Browser, WhereOrHere
 
 
-def ui(*, browser: Browser = True, where: Where) -> None:
+def ui(*, browser: Browser = True, where: WhereOrHere) -> None:
     """Show jobs, curves, nodes and logs in the browser, redrawn while they run, until Ctrl-C.
 
     The pages come from this machine, with your rights, and change nothing: only those who have

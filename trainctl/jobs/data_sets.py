@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -235,10 +236,11 @@ def check_places(config: RunConfig, bucket: DeploymentBucket, *, has_shared: boo
         # A name such as owner/model is the Hub's, even if there is a folder that is called so.
         is_path = place.startswith((".", "/", "~"))
         if name != "data" and is_path and "://" not in place:
+            at = f"{bucket.uri}/{name}s/{Path(place).resolve().name}"
+            folder = "--recursive " if Path(place).is_dir() else ""
             raise UsageError(
                 f"--{name} {place} is a path of this machine, which no node can read: upload it, "
-                f"for example with aws s3 cp --recursive {place} {bucket.uri}/{name}s/NAME/, and "
-                "give that address"
+                f"aws s3 cp {folder}{shlex.quote(place)} {shlex.quote(at)}, and give --{name} {at}"
             )
 
 

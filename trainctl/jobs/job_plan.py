@@ -489,7 +489,9 @@ def _deadline(
     """
     seconds, limit = options.max_seconds(shape, training_s=training_s), options.max_cost
     is_shorter = options.max_hours is None and training_s and seconds < DEFAULT_MAX_SECONDS
-    why = ", by its number of steps (--max-hours gives more)" if is_shorter else ""
+    why = "" if options.max_hours else "; --max-hours sets it"
+    if is_shorter:
+        why = ", by its number of steps (--max-hours gives more)"
     if limit is None:
         return seconds, why
     hourly = prices.dearest.usd_per_hour(wanted.high)

@@ -92,6 +92,8 @@ def cost_of(deployment: Deployment, job: JobExecution, tasks: Sequence[Task] | N
         job: which.
         tasks: all nodes that it has had, where they have been asked for already.
     """
+    if deployment.is_here:
+        return Cost(usd=None, nat_usd=None, shared_usd=None, paid=None)
     now = datetime.now(tz=UTC)
     prices = job.prices
     ran_s = ((job.ended or now) - job.began).total_seconds()

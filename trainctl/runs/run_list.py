@@ -20,7 +20,7 @@ from trainctl.aws.deployment_bucket import DeploymentBucket, json_object
 from trainctl.aws.errors import UsageError
 from training import recipes
 from training.record.events import described
-from training.record.result import measures_of
+from training.record.result import SUCCEEDED, measures_of
 
 #: Requests to S3 at a time.
 _AT_ONCE: Final = 8
@@ -125,13 +125,10 @@ def _record(bucket: DeploymentBucket, name: str, files: Sequence[Stored]) -> dic
     # Those of a run of this name that was removed are older than all files.
     since = min(each.modified for each in files)
     ends = [each for each in bucket.stored(f"{runs.ENDS_PREFIX}/{name}/") if each.modified >= since]
-    # Any job can have written those of an earlier version: they count where there is no other.
-    folder = f"{runs.run_prefix(name)}{runs.JOBS_DIR}/"
-    claims = [each for each in files if each.key.startswith(folder)]
-    for found in (ends, claims):
-        if records := [each for each in found if each.key.endswith(".json")]:
-            return json_object(bucket.get(max(records, key=lambda each: each.modified).key))
-    return {}
+    records = [each for each in ends if each.key.endswith(".json")]
+    if not records:
+        return {}
+    return json_object(bucket.get(max(records, key=lambda each: each.modified).key))
 
 
 def measures(result: Mapping[str, object]) -> list[str]:
@@ -142,6 +139,15 @@ def measures(result: Mapping[str, object]) -> list[str]:
     found = measures_of(result)
     names = dict.fromkeys([*(each.name for each in declared), *found])
     return [described(name, declared).phrase(found[name]) for name in names if name in found]
+
+
+def use(bucket: DeploymentBucket, run: str, result: Mapping[str, object]) -> list[str]:
+    """Lines that use the model of a run by its ``result.json``; empty before it is complete."""
+    known = [recipe for recipe in recipes.ALL if recipe.name == result.get("recipe")]
+    if not known or result.get("status") != SUCCEEDED:
+        return []
+    settings = json_object(bucket.read_of_run(run, runs.CONFIG_FILE))
+    return known[0].use(bucket.run(run).uri, settings)
 
 
 def files_of(bucket: DeploymentBucket, run: str) -> list[Stored]:

@@ -124,19 +124,30 @@ class Pages:
         if view.trials.rows:
             cards.append(Card("Trials", view.trials.cells, view.trials.columns))
         lines = "\n".join(map(job_log.text, view.lines))
-        cards += [
-            Card("Job", words.items()),
-            Card("Nodes", view.node_cells(), NODES),
-            Card("Last lines", text=lines or "none yet"),
-        ]
+        if view.use:
+            cards.append(Card("Use this model", text="\n".join(view.use)))
+        cards.append(Card("Job", words.items()))
+        if not self._deployment.is_here:
+            cards.append(Card("Nodes", view.node_cells(), NODES))
+            cards.append(Card("Last lines", text=lines or "none yet"))
         return {
             "title": job.id,
             "state": view.state,
             "text": view.words()["state"].removeprefix(view.state),
             "is_over": job.is_over,
             "cards": cards,
-            "commands": [output.addressed(f"trainctl {each}") for each in _commands(job)],
+            "commands": self._commands(job),
         }
+
+    def _commands(self, job: JobExecution) -> list[str]:
+        """Commands about a job."""
+        name = shlex.quote(job.id)
+        commands = [f"logs {name} --follow", f"top {name}", f"shell {name}", f"stop {name}"]
+        if self._deployment.is_here:
+            commands = [f"top {name} --runs {shlex.quote(self._deployment.region)}"]
+        elif job.is_over:
+            commands = [f"logs {name}", *([f"download {shlex.quote(job.run)}"] if job.run else [])]
+        return [output.addressed(f"trainctl {each}") for each in commands]
 
     def _report(self, run: str) -> Page:
         with self._lock:
@@ -154,14 +165,6 @@ class Pages:
             if name not in self._kept:
                 self._kept[name] = (now, self._job(name) if name else self._list())
             return self._kept[name][1]
-
-
-def _commands(job: JobExecution) -> list[str]:
-    """Commands about a job, without ``trainctl``."""
-    name = shlex.quote(job.id)
-    if job.is_over:
-        return [f"logs {name}", *([f"download {shlex.quote(job.run)}"] if job.run else [])]
-    return [f"logs {name} --follow", f"top {name}", f"shell {name}", f"stop {name}"]
 
 
 def _shown(value: object) -> object:

@@ -168,6 +168,8 @@ def waiting(
         tasks: all that it has had. Workers that have ended are replaced, and so waited for, only
             where the head has asked ECS for others.
     """
+    if deployment.is_here:
+        return Waits()
     if hold := hold_of(deployment, job):
         reason = f"its command has failed, exit code {hold.code}; its hosts are released"
         return Waits(reason, hold.until, hold)
@@ -305,7 +307,8 @@ def progress_of(deployment: Deployment, job: JobExecution) -> Progress | None:
         found = Progress.from_json(json_object(content))
     except ValueError:
         return None
-    return found if found.job == job.id else None  # else it is of an earlier job
+    trained_by = "" if deployment.is_here else job.id
+    return found if found.job == trained_by else None  # else it is of an earlier job
 
 
 def lasted(job: JobExecution) -> str:

@@ -16,7 +16,7 @@ from contract.text import age, counted, dollars, duration, percent, significant,
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.deployment_bucket import json_object
 from trainctl.aws.jobs import JobExecution, QueuePlace
-from trainctl.aws.logs import NodeLogs
+from trainctl.aws.logs import LogLine, NodeLogs
 from trainctl.aws.tasks import Task
 from trainctl.jobs.pricing import cost_of, costs_of, goodput_of
 from trainctl.runs import run_list, trial_list
@@ -80,7 +80,7 @@ class Row:
 
 def rows_of(deployment: Deployment, jobs: Sequence[JobExecution]) -> list[Row]:
     """Rows of jobs, in their order; one that ended long ago costs no extra call."""
-    is_there = any(not job.is_over for job in jobs)
+    is_there = any(not job.is_over for job in jobs) and not deployment.is_here
     queue = deployment.jobs.queue(deployment.shape.limits) if is_there else {}
     nodes = deployment.jobs.all_nodes_of(jobs)
     costs = costs_of(deployment, jobs, nodes)
@@ -137,6 +137,8 @@ class View:
         jobs, bucket = deployment.jobs, deployment.bucket
         self.job, self.record = job, ""
         self.result: Mapping[str, object] = {}
+        self.use: list[str] = []
+        """Lines that use the model of its run; empty before there is one."""
         self.place: QueuePlace | None = None
         self.waits, self.deadline = Waits(), None
         self.tasks = jobs.all_nodes(job)
@@ -144,7 +146,8 @@ class View:
         if job.run:
             self.record = f"{bucket.run(job.run).uri}/"
             self.result = json_object(bucket.read_of_run(job.run, RESULT_FILE))
-        if not job.is_over:
+            self.use = run_list.use(bucket, job.run, self.result)
+        if not (job.is_over or deployment.is_here):
             self.deadline = jobs.deadline(job)
             if not self.tasks:
                 self.place = jobs.queue(deployment.shape.limits).get(job.id)
@@ -161,8 +164,9 @@ class View:
         # What a program of the user's prints has its figures; a recipe has its progress.
         self._is_counted = job.is_over or bool(self.progress and job.recipe)
         wanted = lines or int(not self._is_counted)
-        log, tasks = JobLog(deployment.logs), self.tasks
-        self.lines = log.last(job, tasks, wanted) if tasks and wanted else []
+        self.lines: list[LogLine] = []
+        if self.tasks and wanted:
+            self.lines = JobLog(deployment.logs).last(job, self.tasks, wanted)
 
     @property
     def state(self) -> str:
@@ -171,7 +175,8 @@ class View:
 
     def words(self) -> dict[str, str]:
         """All of it but its nodes and lines, by label; what is not known is left out."""
-        job, spec, result, usd = self.job, self.job.spec, self.result, self.cost.usd
+        job, spec, result = self.job, self.job.spec, self.result
+        usd, why = self.cost.usd, self.cost.why_unknown
         said = "" if self._is_counted else "".join(map(job_log.text, self.lines[-1:]))
         reached = [self.progress.line() if self.progress else "", said.strip()]
         notes = [text.format(result[name]) for name, text in _NOTES.items() if result.get(name)]
@@ -188,7 +193,7 @@ class View:
             "nodes": _nodes(job, self.tasks),
             "pool": ", ".join(spec.pools) if spec else "",
             "kept": self._kept(),
-            "cost": f"unknown: {self.cost.why_unknown}" if usd is None else _cost(job, usd),
+            "cost": f"unknown: {why}" if why and usd is None else _cost(job, usd),
             "training": self._trained(),
             "record": self.record,
             "result": f"{result.get('status')}: {', '.join(_reached(result))}" if result else "",

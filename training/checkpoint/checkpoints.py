@@ -15,6 +15,7 @@ others get the state from it, so all agree on what was chosen.
 """
 
 import contextlib
+import json
 import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from contract import faults
+from contract import faults, runs
 from contract.errors import InputError
 from contract.runs import MANIFEST_FILE, OVERWRITES_FILE, RunPaths, checkpoint_key
 from store import storage
@@ -382,6 +383,7 @@ class Saver:
         settings: Mapping[str, Any],
         data: str,
         keep: int,
+        processor: Mapping[str, Any],
         average: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """
@@ -389,11 +391,12 @@ class Saver:
             settings: the run's, kept with its position.
             data: fingerprint of what it is trained on.
             keep: newest checkpoints that stay.
+            processor: what evaluation makes of a picture (``classifiers.processor``).
             average: of the weights, updated in place.
         """
         self._worker, self._model, self._optimizer = worker, model, optimizer
         self._settings, self._data, self._keep = settings, data, keep
-        self._average = average or {}
+        self._average, self._processor = average or {}, processor
         self._newest: Snapshot | None = None
         self._size = self._best = 0
         self.recorded: Mapping[str, Any] = {}  # settings, as the checkpoint has them
@@ -467,7 +470,12 @@ class Saver:
         if self._worker.rank == 0:
             assert self._newest is not None
             with storage.room(self._worker.run_uri, self._size):
-                publish_model(self._worker.run_uri, self._newest, fence=self._worker.fence)
+                publish_model(
+                    self._worker.run_uri,
+                    self._newest,
+                    processor=self._processor,
+                    fence=self._worker.fence,
+                )
 
 
 def name_of(run_uri: str, step: int) -> str:
@@ -513,9 +521,11 @@ def check_room(
     return size
 
 
-def publish_model(run_uri: str, snapshot: Snapshot, *, fence: int = 0) -> str:
-    """Write the snapshot's model, its average where it has one, as ``<run>/model``; return its
-    address.
+def publish_model(
+    run_uri: str, snapshot: Snapshot, *, processor: Mapping[str, Any], fence: int = 0
+) -> str:
+    """Write the snapshot's model, its average where it has one, as ``<run>/model``, with what makes
+    its input of a picture; return its address.
 
     Raises:
         LostError: another process has taken the run over.
@@ -524,6 +534,7 @@ def publish_model(run_uri: str, snapshot: Snapshot, *, fence: int = 0) -> str:
     best = replace(snapshot, model=snapshot.average or snapshot.model)
     with storage.staged_folder(uri) as folder:
         write_model(best, folder)
+        (folder / runs.PROCESSOR_FILE).write_text(json.dumps(processor, indent=2) + "\n", "utf-8")
         lease.check(run_uri, fence)
     return uri
 

@@ -8,20 +8,14 @@ fetched again when its ETag has changed.
 """
 
 import hashlib
-import shlex
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Final
 
 from contract.errors import InputError, UnreachableError
 from contract.runs import safe_join
 from store import cache, storage
 from training.data import catalog, download
 from training.data.download import Report
-
-#: Files of a folder that are looked at for pictures, which another recipe reads.
-_LOOKED_AT: Final = 1000
 
 
 def is_remote(source: str) -> bool:
@@ -65,15 +59,6 @@ def local_files(source: str, names: Sequence[str], *, report: Report | None = No
         )
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        if any(
-            each.suffix.lower() in catalog.PICTURES
-            for each in islice(folder.rglob("*"), _LOOKED_AT)
-        ):
-            raise InputError(
-                f"data folder {source} has pictures, and this recipe trains on {', '.join(names)}; "
-                "recipe imagenet takes them: python -m training.launch imagenet --local --data "
-                f"{shlex.quote(source)}"
-            )
         there = f"has no {', '.join(missing)}" if any(folder.iterdir()) else "is empty"
         if len(missing) < len(names) or there == "is empty":
             there += f": it must hold {', '.join(names)}"

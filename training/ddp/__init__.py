@@ -3,7 +3,7 @@
 from typing import Final
 
 from training.data import DIGITS, catalog
-from training.ddp.settings import PRESETS, DdpConfig
+from training.ddp.settings import PRESETS, SMALL, DdpConfig
 from training.recipe import Recipe
 from training.record.events import ACCURACY
 
@@ -21,4 +21,13 @@ RECIPE: Final = Recipe(
     # torch's optimizers and DDP import it, all by themselves.
     preload=("torch._dynamo",),
     measures=(ACCURACY,),
+    own_models=(SMALL,),
+    # Not transformers' pipeline, for which all pictures have three colors.
+    usage=(
+        "import PIL.Image, transformers as hf",
+        'pixels = hf.AutoImageProcessor.from_pretrained("{model}")'
+        '(PIL.Image.open("PICTURE").convert("L"), return_tensors="pt")',
+        'print(hf.AutoModelForImageClassification.from_pretrained("{model}")'
+        "(**pixels).logits.argmax())",
+    ),
 )

@@ -60,7 +60,8 @@ def train(worker: Worker, config: DdpConfig) -> None:
         )
     total_steps = config.num_steps(order.steps_per_epoch)
 
-    model = Small() if config.model == SMALL else ResNet18()
+    kind = Small if config.model == SMALL else ResNet18
+    model = kind(image_set.class_names)
     num_parameters = models.num_parameters(model)
     # At 28 x 28, 62.2 % of this model's gradient elements are always zero: do not send them.
     models.keep_live_taps(model, image_size=small_images.IMAGE_SIZE)
@@ -89,6 +90,9 @@ def train(worker: Worker, config: DdpConfig) -> None:
         settings=config.to_json(),
         data=image_set.fingerprint,
         keep=config.checkpoints_to_keep,
+        processor=models.processor(
+            small_images.IMAGE_SIZE, mean=[image_set.mean], std=[image_set.std]
+        ),
     )
     position = saver.resume(from_scratch=config.from_scratch)
     check_longer(config, saver.recorded, position, order.steps_per_epoch)

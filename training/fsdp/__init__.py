@@ -27,8 +27,8 @@ RECIPE: Final = Recipe(
     built_in_preset="tiny",
     data_help=f"text: {', '.join(catalog.names(catalog.TEXT))}, a file, a folder, http(s)://, "
     "s3:// or a Hugging Face data set, hf://owner/name[/CONFIGURATION[/SPLIT]], as .txt, "
-    ".jsonl, .parquet, .json or .csv, all but .txt also of conversations; or several with weights, "
-    "'0.7 FIRST, 0.3 SECOND' (default: Python's help texts)",
+    ".jsonl, .parquet, .json or .csv, all but .txt also of conversations "
+    "(default: Python's help texts)",
     data_kind=catalog.TEXT,
     inputs="training.fsdp.inputs",
     loop="training.fsdp.train",
@@ -40,6 +40,10 @@ RECIPE: Final = Recipe(
     variables={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},  # no gaps: 2-10 % of memory
     measures=(PERPLEXITY,),
     model=ModelForm.SHARDED,
+    usage=(
+        "from transformers import pipeline",
+        'print(pipeline("text-generation", "{model}")("Once upon a time"))',
+    ),
     rebuild="training.fsdp.model",
     is_planned=True,
     check=_check,

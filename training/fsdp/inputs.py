@@ -41,11 +41,6 @@ def prepare(config: FsdpConfig, report: Report | None = None) -> FsdpConfig:
     Raises:
         InputError: text or tokenizer cannot be used, or the run has been trained on others.
     """
-    if "," in config.text_key:  # the keys of several texts, with weights
-        raise InputError(
-            f"run {config.run!r} was trained on a mixture of texts, which is no longer supported: "
-            "sample the sources into one folder, and train on it as another --run"
-        )
     template = config.chat_template
     if template and not storage.is_s3(template):  # workers run in another folder
         config = replace(config, chat_template=str(Path(template).expanduser().absolute()))

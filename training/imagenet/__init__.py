@@ -28,4 +28,8 @@ RECIPE: Final = Recipe(
         "transformers.models.efficientnet.modeling_efficientnet",
     ),
     measures=(ACCURACY, TOP5),
+    usage=(
+        "from transformers import pipeline",
+        'print(pipeline("image-classification", "{model}")("PICTURE"))',
+    ),
 )

@@ -119,6 +119,9 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         settings=config.to_json(),
         data=found.fingerprint,
         keep=config.checkpoints_to_keep,
+        processor=models.processor(
+            config.full_size, mean=augmentation.MEAN, std=augmentation.STD, share=MIDDLE
+        ),
         average=average.state if average is not None else None,
     )
     position = saver.resume(from_scratch=config.from_scratch)
@@ -348,7 +351,9 @@ def evaluate(
     first, among_five, num = counts.tolist()
     if not num:
         raise InputError(f"all pictures of {config.data}/val are damaged: prepare the set again")
-    measures = {"accuracy": first / num, "top5": among_five / num}
+    measures = {"accuracy": first / num}
+    if len(found.classes) > 5:
+        measures["top5"] = among_five / num
     return Score(loss=loss_sum.item() / num, measures=measures)
 
 

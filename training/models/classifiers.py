@@ -1,6 +1,7 @@
-"""Helpers of models for pictures: layout of kernels, operations, and a ResNet18 for small images
-without the taps that only ever meet padding."""
+"""Helpers of models for pictures: layout of kernels, operations, what transformers reads beside the
+weights, and a ResNet18 for small images without the taps that only ever meet padding."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,36 @@ def channels_last(model: nn.Module) -> None:
             # Not contiguous(): of one channel, that leaves strides from which a CPU chooses the
             # other order for all that follows.
             parameter.data = parameter.data.to(memory_format=torch.channels_last, copy=True)
+
+
+def labels(classes: Sequence[str]) -> dict[str, object]:
+    """Keys of ``config.json`` that name the classes."""
+    return {
+        "id2label": dict(enumerate(classes)),
+        "label2id": {label: number for number, label in enumerate(classes)},
+    }
+
+
+def processor(
+    size: int, *, mean: Sequence[float], std: Sequence[float], share: float = 1.0
+) -> dict[str, object]:
+    """Content of ``preprocessor_config.json``, with which transformers makes of a picture what an
+    evaluation sees: the square in its middle, normalized.
+
+    Args:
+        size: pixels of a side that the model sees.
+        mean: of each color, scaled to 0..1; a single one for grey pictures.
+        share: side of the square over the picture's shorter one.
+    """
+    return {
+        "image_processor_type": "BitImageProcessor",
+        "do_convert_rgb": len(mean) > 1,
+        "size": {"shortest_edge": round(size / share)},
+        "resample": 2,  # PIL's bilinear: a triangle filter, which averages where it shrinks
+        "crop_size": {"height": size, "width": size},
+        "image_mean": mean,
+        "image_std": std,
+    }
 
 
 def num_parameters(model: nn.Module) -> int:

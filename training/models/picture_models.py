@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from training.models import classifiers
 from training.models.picture_shapes import RESNET50, SHAPES
 
 
@@ -28,10 +29,7 @@ def build(name: str, *, classes: Sequence[str]) -> nn.Module:
         EfficientNetForImageClassification,
     )
 
-    labels: dict[str, Any] = {
-        "id2label": dict(enumerate(classes)),
-        "label2id": {label: number for number, label in enumerate(classes)},
-    }
+    labels: Any = classifiers.labels(classes)
     model: nn.Module
     if name == RESNET50:
         model = ResNetForImageClassification(ResNetConfig(**labels))

@@ -17,6 +17,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
+from training.models import classifiers
+
 _NUM_LABELS: Final = 10
 _STAGE_FACTORS: Final = (1, 2, 4, 8)
 _BLOCKS_PER_STAGE: Final = 2
@@ -28,6 +30,9 @@ class ResNet18Config:
 
     width: int = 64
     """Channels of the first stage; each of the others has twice as many as the one before."""
+
+    classes: Sequence[str] = ()
+    """Their names; empty: they have none."""
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -45,6 +50,8 @@ class ResNet18Config:
             "depths": [_BLOCKS_PER_STAGE] * len(self.widths),
             "num_labels": _NUM_LABELS,
         }
+        if self.classes:
+            values |= classifiers.labels(self.classes)
         return json.dumps(values, indent=2) + "\n"
 
 
@@ -61,10 +68,10 @@ class ResNet18(nn.Module):
     Weights are drawn from torch's global generator: seed it first.
     """
 
-    def __init__(self, *, width: int = 64) -> None:
-        """``width``: see ``ResNet18Config``."""
+    def __init__(self, classes: Sequence[str] = (), *, width: int = 64) -> None:
+        """``classes``, ``width``: see ``ResNet18Config``."""
         super().__init__()
-        self.config = config = ResNet18Config(width=width)
+        self.config = config = ResNet18Config(width=width, classes=classes)
         # Weights are drawn in transformers' order: body, then head, each after torch's own draw.
         self.resnet = _named(
             embedder=_stem(config),

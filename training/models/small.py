@@ -6,6 +6,8 @@ strongest answer of each channel is what is classified.
 """
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -17,23 +19,32 @@ from training.models.resnet import Output
 
 _WIDTHS: Final = (32, 64, 128)
 _NUM_LABELS: Final = 10
+#: Of ``config.json``.
+MODEL_TYPE: Final = "small"
 
 
+@dataclass(frozen=True, slots=True)
 class SmallConfig:
     """Content of ``config.json`` for this network; transformers does not know the type."""
 
+    classes: Sequence[str]
+    """Their names; empty: they have none."""
+
     def to_json_string(self) -> str:
         """Return the text of ``config.json``."""
-        values = {"model_type": "small", "widths": _WIDTHS, "num_labels": _NUM_LABELS}
+        values = {"model_type": MODEL_TYPE, "widths": _WIDTHS, "num_labels": _NUM_LABELS}
+        if self.classes:
+            values |= classifiers.labels(self.classes)
         return json.dumps(values, indent=2) + "\n"
 
 
 class Small(nn.Module):
     """An untrained network. Weights are drawn from torch's global generator: seed it first."""
 
-    def __init__(self) -> None:
+    def __init__(self, classes: Sequence[str] = ()) -> None:
+        """``classes``: see ``SmallConfig``."""
         super().__init__()
-        self.config = SmallConfig()
+        self.config = SmallConfig(classes)
         first, second, third = _WIDTHS
         self.layers = nn.Sequential(
             nn.Conv2d(1, first, 4, stride=2, padding=1, bias=False),

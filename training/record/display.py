@@ -42,6 +42,8 @@ from training.record.result import SUCCEEDED, Result
 
 #: Of a log before the first step.
 _QUIET_S: Final = 10.0
+#: Columns of a terminal that has room for a bar and a clock.
+_WIDE: Final = 100
 #: Of the time per step, up to which ranks are alike.
 _ALIKE: Final = 1.1
 
@@ -65,16 +67,18 @@ class Display:
             clock: seconds, from any beginning.
         """
         self._measures, self._is_verbose, self._clock = measures, verbose, clock
-        self._said_at = clock()
+        self._said_at = self._began_at = clock()
         self._ranks: list[RankTimes] = []
         self._console = console or Console(stderr=True)
         self._is_live = self._console.is_interactive
+        # The figures come first on a narrow terminal.
+        wide = (BarColumn(bar_width=None), TimeElapsedColumn()) * (self._console.width >= _WIDE)
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
+            *wide[:1],
             TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
+            *wide[1:],
             console=self._console,
             transient=True,
             disable=not self._is_live,
@@ -91,13 +95,16 @@ class Display:
         ``transient`` texts come often and are worth no line in a log.
         """
         self._progress.update(self._task, description=text, figures="")
+        if not transient:
+            self._began_at = self._clock()
         if not (self._is_live or transient):
             self.say(text)
 
     def wait(self) -> None:
         """Show in a log now and then that a phase is not over; on a terminal, something moves."""
         if not self._is_live and self._clock() - self._said_at >= _QUIET_S:
-            self.say(f"still {self._progress.tasks[self._task].description}")
+            seconds = duration(round(self._clock() - self._began_at))
+            self.say(f"still {self._progress.tasks[self._task].description}, {seconds}")
 
     def say(self, text: str) -> None:
         self._said_at = self._clock()
@@ -190,7 +197,11 @@ class Display:
 
 
 def result_table(
-    result: Result, places: Mapping[str, str], *, measures: Sequence[Measure] = ()
+    result: Result,
+    places: Mapping[str, str],
+    *,
+    measures: Sequence[Measure] = (),
+    use: Sequence[str] = (),
 ) -> str:
     """The figures of a run, and where its files are, for people: lines that nothing wraps, so that
     a command can be copied.
@@ -198,11 +209,13 @@ def result_table(
     Args:
         places: words for a place, and its address.
         measures: those of the recipe.
+        use: lines that use the model.
     """
     rows = {"run": f"{result.run} ({result.status})", **figures(result, measures=measures)}
     rows |= places
     width = max(map(len, rows)) + 2
-    return "\n".join(f"{name:{width}}{value}" for name, value in rows.items())
+    lines = [f"{name:{width}}{value}" for name, value in rows.items()]
+    return "\n".join([*lines, *(["", "Use this model:", *use] if use else [])])
 
 
 def figures(result: Result, *, measures: Sequence[Measure] = ()) -> dict[str, str]:

@@ -357,6 +357,8 @@ class Stopped:
 
     step: int
     """Optimizer steps done, all of them saved."""
+    seconds: float | None = None
+    """Spent training, over all attempts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,6 +33,7 @@ def write_report(
     settings: Mapping[str, object],
     environment: Mapping[str, object],
     evaluated: Evaluated | None = None,
+    use: Sequence[str] = (),
     check: Callable[[], None] | None = None,
 ) -> Path:
     """Write ``report.html`` into ``folder`` and return its path.
@@ -41,6 +42,7 @@ def write_report(
         settings: content of ``config.json``.
         environment: content of ``environment.json``.
         evaluated: details of the last evaluation.
+        use: lines that use the model.
         check: see ``storage.write_bytes``.
 
     The same record gives the same bytes. The file is replaced whole, so a reader never sees half
@@ -57,6 +59,7 @@ def write_report(
         status=_status(result),
         facts=[f"{name} {settings[name]}" for name in ("recipe", "preset") if settings.get(name)],
         key_figures=figures(result, measures=metrics.measures),
+        use="\n".join(use),
         plots=drawn,
         notes=_notes(metrics, result),
         evaluations=_evaluations(metrics, metrics.measures, result),
@@ -123,7 +126,7 @@ def _evaluations(
         ("Epoch", "epoch", significant),
         ("Step", "step", compact),
         ("Training loss", "train_loss", significant),
-        ("Evaluation loss", "loss", significant),
+        ("Evaluation loss", "loss", "{:.4f}".format),
         *((each.title, each.name, each.words) for each in measures),
         (f"{items.capitalize()}/s", "items_per_s", compact),
         ("Elapsed", "seconds", duration),

@@ -208,6 +208,8 @@ def measure_plot(metrics: Metrics, measure: Measure) -> Plot | None:
     if measure.form == "percent":
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
     axes.margins(y=0.12)
+    if measure.form == "percent":
+        axes.set_ylim(top=min(1, axes.get_ylim()[1]))
     _finish(axes, metrics)
     # Of equal ones the last: if that is the end of the run, the text says so.
     backwards = values[::-1] if measure.higher_is_better else -values[::-1]

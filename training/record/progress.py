@@ -80,7 +80,10 @@ class Progress(Record):
 
 def speed(rate: Rate | None) -> list[str]:
     """``1,234 images/s``; nothing where it was not measured."""
-    return [f"{rate.per_s:,.0f} {rate.items}/s"] if rate and rate.per_s is not None else []
+    if not rate or rate.per_s is None:
+        return []
+    per_s = f"{rate.per_s:,.0f}" if rate.per_s >= 10 else f"{rate.per_s:.2g}"
+    return [f"{per_s} {rate.items}/s"]
 
 
 def num_epochs(start: Start) -> int:

@@ -29,7 +29,8 @@ class Result(Record, Rated):
     seconds: float | None
     """Spent training, over all attempts, evaluation included."""
     total_seconds: float | None = None
-    """Length of this attempt, from the start of its command, start-up included."""
+    """Length of all attempts, each from the start of its command, start-up included; of one that
+    was killed at least what it trained."""
     usd: float | None = None
     """About what the job has cost, in US dollars at the list prices of its order, as in
     ``progress.json``; None without a job, or where a price is missing."""

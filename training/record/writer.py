@@ -20,6 +20,7 @@ from typing import Final, Protocol, TypeVar
 
 from contract import exits, faults, runs
 from contract.secret_text import masked
+from contract.text import counted
 from store import storage
 from training.record import events, fields, reader
 from training.record.events import (
@@ -30,6 +31,7 @@ from training.record.events import (
     Loaded,
     Measure,
     Metrics,
+    Noted,
     Phase,
     Preempted,
     RankTimes,
@@ -98,6 +100,8 @@ class RunRecord:
     display: EventDisplay
     measures: Sequence[Measure] = ()
     """Figures besides the loss by which the recipe's runs are judged."""
+    use: Sequence[str] = ()
+    """Lines that use the trained model, for the report."""
     report_to: Sequence[str] = ()
     """Names of trackers that show the curves, too."""
     job: str = ""
@@ -121,6 +125,7 @@ class RunRecord:
         self.error: str | None = None
         self.exit_code = exits.OK
         self.stopped_at: int | None = None
+        self._stopped_s: float | None = None
         self.result: Result | None = None
         self.is_finished = False
         self._evaluated: Evaluated | None = None
@@ -142,6 +147,7 @@ class RunRecord:
         self._start: Start | None = None
         self._num_damaged = 0
         self._resumed_from: int | None = None
+        self._before_s = 0.0
         self._phases: list[Phase] = []
         self._step = 0
         self.first_step_at: float | None = None
@@ -210,7 +216,7 @@ class RunRecord:
             case RankTimes(rank=0):
                 self._recorder.save(event.phases.get("checkpoint", 0.0) * (event.steps or 0))
             case Stopped():
-                self.stopped_at = event.step
+                self.stopped_at, self._stopped_s = event.step, event.seconds
             case Failed():
                 self.error, self.exit_code = event.message, event.code
             case Finished():
@@ -261,6 +267,7 @@ class RunRecord:
                             settings=self.settings,
                             environment=self.environment,
                             evaluated=self._evaluated,
+                            use=self.use if self.is_complete else (),
                             check=self._check_on_disk,
                         )
                     )
@@ -433,6 +440,16 @@ class RunRecord:
         # A worker lost on the way starts again within this attempt: the first start counts.
         if self._start is None and event.resumed:
             self._resumed_from = event.step
+            ended = reader.read_result(self.run_uri)
+            self._before_s = (ended and ended.total_seconds) or 0.0
+        last = max((each.step for each in earlier.of(Step)), default=0)
+        if lost := max(0, last - event.step):
+            saved = f"of step {event.step:,}" if event.resumed else "missing"
+            message = (
+                f"run {self.run} broke off at step {last:,}, and its last checkpoint is {saved}"
+            )
+            again = f"{counted(lost, 'step')} to train again"
+            self.display.show(Noted(message=f"{message}: {again}"))
         self._start = event
         self._recorder.begin(time.time(), first=event.step)
         self._write_activity()
@@ -453,6 +470,7 @@ class RunRecord:
         evaluations = lines.of(Evaluation)
         evaluation = evaluations[-1] if evaluations else Evaluation(step=0, epoch=0)
         last = end or evaluation
+        seconds = end.seconds if end else self._seconds(evaluation)
         # Before the first step there is no rate.
         rates = [each.rate.per_s for each in evaluations if each.rate and each.rate.per_s]
         median = statistics.median(rates) if rates else None
@@ -463,8 +481,9 @@ class RunRecord:
             status=status if self.error is None else "failed",
             loss=last.loss,
             measures=last.measures,
-            seconds=last.seconds,
-            total_seconds=self.clock() - self._began,
+            seconds=seconds,
+            # An attempt that was killed has left no result; what it trained counts.
+            total_seconds=max(self._before_s + self.clock() - self._began, seconds or 0.0),
             usd=self.spending.usd() if self.spending else None,
             steps=self._step,
             total_steps=self._start.total_steps,
@@ -484,6 +503,13 @@ class RunRecord:
             precision=self._start.precision,
             error=self.error,
         )
+
+    def _seconds(self, evaluation: Evaluation) -> float | None:
+        """Time spent training by a run that was stopped."""
+        seconds = self._stopped_s or evaluation.seconds
+        if seconds is None and self._last_step and self.first_step_at:  # cut off before it said
+            seconds = self._last_step.time - self.first_step_at
+        return seconds
 
     def _read(self) -> Metrics:
         kept = None if self._is_anew else storage.read_bytes(str(self._metrics))

@@ -230,6 +230,7 @@ class Driver:
                 record.result,
                 options.recipe,
                 self._run_uri,
+                settings=self._config.to_json(),
                 report=report,
                 as_json=options.json,
             )

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,7 @@ def opened_record(
         environment=environment() | recipe.places(run_uri),
         display=display,
         measures=recipe.measures,
+        use=recipe.use(run_uri, config.to_json()),
         report_to=command.report_to,
         **more,
     )
@@ -128,6 +129,7 @@ def print_result(
     recipe: Recipe,
     run_uri: str,
     *,
+    settings: Mapping[str, object],
     report: Path | None = None,
     as_json: bool,
 ) -> None:
@@ -137,6 +139,7 @@ def print_result(
         result: what the record has as the outcome.
         recipe: of the run.
         run_uri: address of its folder.
+        settings: content of its ``config.json``.
         report: where its report is, if that is on this machine.
     """
     if as_json:
@@ -147,10 +150,12 @@ def print_result(
     from training.record.colors import colored
     from training.record.display import result_table
 
-    places = {name: _near(place) for name, place in recipe.places(run_uri).items()}
+    near = _near(run_uri)
+    places = recipe.places(near)
     if report is not None:
         places["report"] = _near(str(report.absolute()))
-    table = result_table(result, places, measures=recipe.measures)
+    use = recipe.use(near, settings)
+    table = result_table(result, places, measures=recipe.measures, use=use)
     Console().print(colored(table), soft_wrap=True)
 
 

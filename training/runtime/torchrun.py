@@ -79,7 +79,14 @@ def run_torchrun(
         if display is not None:
             display.close()
     if kept is not None and kept.result is not None and kept.is_finished:
-        print_result(kept.result, recipe, run_uri, report=report, as_json=command.json)
+        print_result(
+            kept.result,
+            recipe,
+            run_uri,
+            settings=config.to_json(),
+            report=report,
+            as_json=command.json,
+        )
         if kept.error is not None:
             print(f"error: {kept.error}", file=sys.stderr)
             code = kept.exit_code

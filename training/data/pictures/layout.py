@@ -13,6 +13,7 @@ import hashlib
 import io
 import os
 import re
+import shlex
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, groupby, pairwise
@@ -37,6 +38,11 @@ _KIT_FILES: Final = ("meta.mat", "ILSVRC2012_validation_ground_truth.txt")
 #: Names of train/ and val/ elsewhere, in any case; of those that have class folders, the first.
 _TRAINED: Final = (TRAIN, "training")
 _EVALUATED: Final = (VAL, "validation", "valid", "eval", "dev", "test", "testing")
+#: What follows the class in a picture's name, and the shell's words that sort such ones.
+_NUMBER: Final = re.compile(r"[._-]?\d")
+_SORT: Final = (
+    'for f in *[0-9]*; do d=${f%%[0-9]*}; d=${d%[._-]}; mkdir -p "$d" && mv "$f" "$d"; done'
+)
 #: Names of folders that hold class folders and are no classes themselves.
 _SPLITS: Final = re.compile(rf"(?:^|[^a-z])({'|'.join((*_TRAINED, *_EVALUATED))})(?:[^a-z]|$)")
 #: In an annotation: the class of an object in the picture.
@@ -254,6 +260,10 @@ def _unsorted(source: str, items: list[Item]) -> InputError:
     """Refusal of a source without classes, with the kinds of files that it has."""
     kinds = sorted({PurePath(each.parts[-1]).suffix.lower() or each.parts[-1] for each in items})
     there = f"; it has files of {listed(kinds)}" if any(kinds) else ""
+    # As Kaggle has them: cat.1.jpg, dog.2.jpg.
+    words = {_NUMBER.split(each.parts[0])[0] for each in items if len(each.parts) == 1}
+    if len(words) > 1 and "" not in words:
+        there += f". Sort them by their names: cd {shlex.quote(source)} && {_SORT}"
     return InputError(
         f"{source} holds no training pictures of two classes or more: there must be <class>/*.jpg, "
         f"or train/<class>/*.jpg and val/<class>/*.jpg, or ILSVRC2012_img_train.tar{there}"

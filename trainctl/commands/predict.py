@@ -1,0 +1,52 @@
+"""``trainctl predict``: a run's model classifies pictures, on this machine."""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from contract.runs import MODEL_DIR, PROCESSOR_FILE, run_prefix
+from contract.text import percent
+from trainctl import output
+from trainctl.aws.errors import UsageError
+from trainctl.options import AsJson, WhereOrHere
+from training.command import NEEDS_PACKAGES
+
+#: Classes that are printed of each picture.
+_MOST = 5
+
+
+def predict(
+    *,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name or folder of a run.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Pictures.")],
+    as_json: AsJson = False,
+    where: WhereOrHere,
+) -> None:
+    """Classify pictures with a run's model, on this machine, which needs torch."""
+    for file in files:
+        if not file.is_file():
+            raise UsageError(f"there is no file {file}: give pictures")
+    try:
+        from training.predict import predictions  # a laptop without torch has other commands
+    except ModuleNotFoundError as error:
+        raise UsageError(NEEDS_PACKAGES.format(error.name)) from None
+    with tempfile.TemporaryDirectory(prefix="model-") as fetched:
+        folder = Path(run, MODEL_DIR)
+        if not folder.is_dir():
+            folder, prefix = Path(fetched), f"{run_prefix(run)}{MODEL_DIR}/"
+            where.find().bucket.fetch(prefix, folder)
+        if not (folder / PROCESSOR_FILE).is_file():
+            raise UsageError(
+                f"run {run} has no {MODEL_DIR}/{PROCESSOR_FILE}: only a complete run on pictures "
+                "classifies one; of an earlier version it has to be trained again"
+            )
+        found = [*predictions(folder, files)]
+    if as_json:
+        named = zip(files, found, strict=True)
+        output.print_json([{"file": str(file), "classes": each} for file, each in named])
+        return
+    for file, classes in zip(files, found, strict=True):
+        likely = [f"{name} {percent(value)}" for name, value in [*classes.items()][:_MOST]]
+        output.print_text(f"{file}: {', '.join(likely)}")
