@@ -6,14 +6,16 @@ written by any job, so it is shown in a sandbox.
 """
 
 import contextlib
+import os
 import secrets
 import tempfile
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
+from trainctl.aws.errors import UsageError
 from trainctl.ui.pages import Page, Pages
 
 LOOPBACK: Final = "127.0.0.1"
@@ -27,13 +29,23 @@ _SANDBOX: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-s
 class Server(ThreadingHTTPServer):
     """Serves pages until it is shut down."""
 
-    def __init__(self, pages: Pages) -> None:
-        super().__init__((LOOPBACK, 0), _Handler)  # any free port
-        self.pages, self.token = pages, secrets.token_urlsafe(16)
-        self.hosts = [f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost")]
-        self.url = f"http://{self.hosts[0]}/{self.token}/"
+    def __init__(self, pages: Pages, *, port: int = 0) -> None:
+        """
+        Args:
+            port: 0: any free one.
+
+        Raises:
+            UsageError: the port is taken.
+        """
         # Other users of this machine can read what a browser is started with, but not this file.
         self._folder = tempfile.TemporaryDirectory(prefix="trainctl-ui-")
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except OSError as error:
+            raise UsageError(f"--port {port}: {error.strerror}") from None
+        self.pages, self.token = pages, _token()
+        self.hosts = [f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost")]
+        self.url = f"http://{self.hosts[0]}/{self.token}/"
         leads_there = Path(self._folder.name, "open.html")
         leads_there.write_text(f'<meta http-equiv="refresh" content="0; url={self.url}">')
         self.address = leads_there.as_uri()
@@ -41,6 +53,20 @@ class Server(ThreadingHTTPServer):
     def server_close(self) -> None:
         super().server_close()
         self._folder.cleanup()
+
+
+def _token() -> str:
+    """The token of this user on this machine, which only the user can read."""
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "trainctl")
+    file = folder / "ui-token"
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError), open(file, "x", opener=_own) as new:
+        new.write(secrets.token_urlsafe(16))
+    return file.read_text()
+
+
+def _own(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -51,12 +77,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         token, _, path = self.path[1:].partition("/")
+        path, _, query = path.partition("?")
         if self.headers.get("Host") not in self.server.hosts:
             self._send(Page(b"another host's name"), HTTPStatus.FORBIDDEN)
         elif not secrets.compare_digest(token.encode(), self.server.token.encode()):
             self._send(Page(b"trainctl ui prints its address"), HTTPStatus.NOT_FOUND)
         else:
-            self._send(self.server.pages.page(unquote(path), f"/{token}/"))
+            runs = ",".join(parse_qs(query).get("runs", ()))
+            self._send(self.server.pages.page(unquote(path), f"/{token}/", runs=runs))
 
     def _send(self, page: Page, status: HTTPStatus = HTTPStatus.OK) -> None:
         headers = {
