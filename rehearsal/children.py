@@ -43,18 +43,11 @@ _PROGRESS: Final = (
 heard: Final = [""]
 
 
-def hear(line: str, *, is_own: bool = True) -> None:
-    """Note how far a program is.
-
-    Args:
-        is_own: its lines are words of this project, and are shown as they are.
-    """
+def hear(line: str) -> None:
+    """Note how far a program is, if a line has that."""
     for pattern, words in _PROGRESS:
         if found := pattern.match(line):
             heard[0] = words.format(*found.groups())
-            return
-    if is_own and line.strip():
-        heard[0] = line.strip()
 
 
 def open_group(
@@ -103,7 +96,7 @@ def run(
     name = " ".join([Path(command[0]).name, *command[1:4]])
     output: list[str] = []
     errors: list[str] = []
-    is_own, printed_at = "trainctl" in command, [time.monotonic()]
+    printed_at = [time.monotonic()]
     with (log or Path(os.devnull)).open("a", encoding="utf-8", buffering=1) as file:
         file.write(f"$ {' '.join(command)}\n")
 
@@ -112,7 +105,7 @@ def run(
                 for line in stream:
                     lines.append(line)
                     file.write(line)
-                    hear(line, is_own=is_own)
+                    hear(line)
                     printed_at[0] = time.monotonic()
 
         readers = [
@@ -123,12 +116,10 @@ def run(
         try:
             for reader in readers:
                 reader.start()
-            for reader in readers:
-                while (left_s := printed_at[0] + silent_s - time.monotonic()) > 0:
-                    reader.join(left_s)
-                    if not reader.is_alive():
-                        break
-            process.wait(0.1 if left_s <= 0 else silent_s)
+            while process.poll() is None or any(each.is_alive() for each in readers):
+                if time.monotonic() > printed_at[0] + silent_s:
+                    raise subprocess.TimeoutExpired(command, silent_s)
+                time.sleep(0.05)
         except BaseException as error:
             end_group(process)
             if not isinstance(error, subprocess.TimeoutExpired):

@@ -32,7 +32,6 @@ from rehearsal.local_aws import ROOT, LocalAws, is_healthy
 
 #: With the two that ``trainctl local`` and the benchmarks need beside a rehearsal.
 __all__ = (
-    "NUM_WORKERS",
     "SETTINGS",
     "Rehearsal",
     "RehearsalError",
@@ -44,7 +43,6 @@ __all__ = (
     "up",
 )
 
-NUM_WORKERS: Final = 2
 #: Every deploy of the rehearsal: no GPU, and a bucket that goes with it.
 SETTINGS: Final = {"preset": "cpu", "retain_bucket": "false"}
 
@@ -277,16 +275,6 @@ class Rehearsal:
             # Only the registry has it under this name now: what a node runs was pulled from there.
             self.engine("image", "rm", "--no-prune", name)
             self._remember({"digests": self.state().get("digests", {}) | {path: digest}})
-
-    def trainctl(self, *arguments: str) -> str:
-        """The command line as a user gives it; return what it prints on stdout."""
-        return children.run(
-            [sys.executable, "-m", "trainctl", *arguments],
-            environment=self.shell(),
-            folder=ROOT,
-            log=self.log,
-            silent_s=600,
-        )
 
     def shell(self) -> dict[str, str]:
         """Environment of a shell whose AWS and Docker Engine are those of the rehearsal."""

@@ -183,7 +183,7 @@ def _read_until_it_trains(line: str, process: subprocess.Popen[str]) -> str:
     printed = ""
     for text in process.stdout:
         printed += text
-        children.hear(text)
+        children.heard[0] = text.strip()
         if "training: " in text:
             return printed
     raise RehearsalError(f"{line} ended before it trained:\n{printed}")

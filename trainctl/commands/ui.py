@@ -1,17 +1,15 @@
 """``trainctl ui``: pages about jobs in the browser, from this machine."""
 
 import webbrowser
-from typing import Annotated
-
-import typer
 
 from trainctl import output
-from trainctl.options import Browser, Where
+from trainctl.options import Browser, Port, Where
+from trainctl.setup.plugin import require_free
 
 
 def ui(
     *,
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="0: any free.")] = 0,
+    port: Port = 8266,
     browser: Browser = True,
     where: Where,
 ) -> None:
@@ -23,6 +21,7 @@ def ui(
     from trainctl.ui.pages import Pages
     from trainctl.ui.server import Server
 
+    require_free(port)
     with Server(Pages(where.find()), port=port) as server:
         output.print_text(server.url)
         if browser:

@@ -20,24 +20,20 @@ Points = Sequence[tuple[int, float]]
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 #: Points of a line in a terminal.
 _WIDTH: Final = 24
-#: A chart's box, in units of its own, and its columns.
-_ACROSS: Final = 300
-_UP: Final = 90
+#: Columns of a chart.
 _COLUMNS: Final = 150
 
 
 class Chart(NamedTuple):
     """A curve as a page draws it."""
 
-    title: str
-    lines: Mapping[str, tuple[str, str]]
-    """By whose it is: its last value, and the points of an SVG's line in a box of 300 times 90."""
+    lines: Sequence[tuple[str, str, str, str]]
+    """Of each: whose it is, its last value, the points of an SVG's line in a box of 300 times 90,
+    and for the pointer, in JSON, number, step and value in words of each column."""
     ticks: tuple[str, str]
     """The values at the top and at the bottom."""
     ends: tuple[str, str]
     """The first and the last step."""
-    values: str
-    """JSON for the pointer: number, step and values in words of each column."""
 
 
 class Curve(NamedTuple):
@@ -51,10 +47,6 @@ class Curve(NamedTuple):
     from_zero: bool = True
     """False where zero is no base, as of a loss."""
 
-    def now(self) -> dict[str, str]:
-        """The last value of each line in words."""
-        return {whose: self.form(points[-1][1]) for whose, points in self.lines.items()}
-
     def spark(self, whose: str) -> str:
         """A line in a line of text, on the scale of all lines: ``▇▅▃▂▁``."""
         low, high = self._range()
@@ -65,23 +57,20 @@ class Curve(NamedTuple):
     def chart(self) -> Chart:
         """Its lines, with axes; what stands out is drawn, however many steps there are."""
         (first, last), (low, high) = self._ends(), self._range()
-        across, up = _ACROSS / (last - first or 1), _UP / (high - low or 1)
-        values = defaultdict[int, list[str]](lambda: [""] * (len(self.lines) + 1))
-        lines = {}
-        for number, (whose, points) in enumerate(self.lines.items(), 1):
+        across, up = 300 / (last - first or 1), 90 / (high - low or 1)
+        lines = []
+        for whose, points in self.lines.items():
             columns = _columns(points, first, last, _COLUMNS)
             drawn = [
-                f"{(step - first) * across:.1f},{_UP - (value - low) * up:.1f}"
+                f"{(step - first) * across:.1f},{90 - (value - low) * up:.1f}"
                 for some in columns.values()
                 for step, value in some
             ]
-            lines[whose] = self.form(points[-1][1]), " ".join(drawn)
-            for column, some in columns.items():
-                step, value = some[-1]
-                values[column][0], values[column][number] = f"{step:,}", self.form(value)
-        shown = json.dumps(sorted([column, *row] for column, row in values.items()))
-        ticks, ends = (self.form(high), self.form(low)), (f"{first:,}", f"{last:,}")
-        return Chart(self.title, lines, ticks, ends, shown)
+            ends = [(each, some[-1]) for each, some in columns.items()]
+            words = json.dumps([[each, f"{step:,}", self.form(value)] for each, (step, value) in ends])
+            lines.append((whose, self.form(points[-1][1]), " ".join(drawn), words))
+        ticks = self.form(high), self.form(low)
+        return Chart(lines, ticks, (f"{first:,}", f"{last:,}"))
 
     def _ends(self) -> tuple[int, int]:
         """The first and the last step."""

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from contract.runs import REPORT_FILE
-from contract.text import dollars, duration
+from contract.text import dollars
 from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError, explained
@@ -55,8 +55,6 @@ class Card(NamedTuple):
     heads: Sequence[str] = ()
     text: str = ""
     chart: Chart | None = None
-    lines: Sequence[str] = ()
-    """Lines of a log, which can be searched."""
     place: str = "all wide"
     """Classes of the style sheet."""
 
@@ -94,7 +92,7 @@ class Pages:
         page = _template().render(root=root, **content)
         return Page(page.encode("utf-8", "replace"))
 
-    def _list(self) -> dict[str, object]:
+    def _list(self, _name: str) -> dict[str, object]:
         from markupsafe import Markup
 
         jobs = self._deployment.jobs
@@ -105,24 +103,33 @@ class Pages:
         self._ended = {
             name: row for name, row in rows.items() if row.job.is_over and row.usd is not None
         }
-        now = datetime.now(tz=UTC)
+        now = datetime.now(tz=UTC).date()
         order = sorted((rows[name] for name in names), key=_turn)
         turns = [_turn(row) for row in order]
-        today = sum(row.usd or 0 for row in order if row.job.began.date() == now.date())
-        states = {row.state.partition(" (")[0] for row in order}
+        today = sum(row.usd or 0 for row in order if row.job.began.date() == now)
         head = Markup('<a href="?by={0}">{0}</a>')
+        # What orders rows by age, and what compares their runs.
+        link = Markup('<a href="jobs/{}" data-run="{}" data-began="{}">{}</a>')
+        state = Markup('<span class="status {}">{}</span>')
+        cells = [
+            [
+                link.format(quote(job.id, safe=""), job.run, job.began.timestamp(), _shown(job.id)),
+                state.format("open" if row.place else _mark(job), _shown(row.state)),
+                *row.cells[2:],
+            ]
+            for row in order
+            for job in [row.job]
+        ]
         return {
             "title": "Jobs",
             "state": f"{turns.count(0)} running, {turns.count(1)} queued, {dollars(today)} today",
-            "mark": "open",
             "text": f"the newest {len(names)} in {self._deployment.account_id}, "
             f"{self._deployment.region}",
             "search": ("q", "Filter: failed anna"),
-            "words": sorted({*states, *(row.who for row in order)}),
             "cards": [
                 Card(
                     "",
-                    [_cells(row, now) for row in order],
+                    cells,
                     [head.format(each) for each in COLUMNS],
                     place="all jobs",
                 )
@@ -135,12 +142,6 @@ class Pages:
         job = self._deployment.jobs.find(name)
         view = View(self._deployment, job, lines=_LINES)
         words: dict[str, object] = {**view.words()}
-        progress = view.progress
-        figures = {key: words.get(key) for key in ("cost", "for", "lasted", "deadline")}
-        if progress:
-            figures["done"] = progress.share
-            if progress.left_s is not None and not job.is_over:
-                figures["time left"] = duration(round(progress.left_s))
         if view.result:
             link = Markup('<a href="../report/{}">open</a>')
             words["report"] = link.format(quote(job.run))
@@ -156,7 +157,7 @@ class Pages:
             "state": view.state,
             "mark": _mark(job),
             "text": view.words()["state"].removeprefix(view.state),
-            "figures": figures,
+            "facts": words,
             "is_over": job.is_over,
             "cards": cards,
             "commands": [output.addressed(f"trainctl {each}") for each in _commands(job)],
@@ -172,8 +173,7 @@ class Pages:
             "text": f"the last {len(lines)} lines",
             "search": ("find", "Search these lines"),
             "is_over": job.is_over,
-            "cards": [Card("", lines=lines)],
-            "commands": [output.addressed(f"trainctl logs {shlex.quote(job.id)}")],
+            "cards": [Card("", enumerate(lines, 1), ("", ""), place="all wide lines")],
         }
 
     def _compare(self, runs: str) -> dict[str, object]:
@@ -182,7 +182,7 @@ class Pages:
         curves = {name: self._curves(name) for name in names}
         return {
             "title": "Compared",
-            "text": ", ".join(names) or "add ?runs=NAME,NAME",
+            "text": ", ".join(names),
             "cards": _charts(compared(curves)),
         }
 
@@ -200,14 +200,14 @@ class Pages:
 
     def _recent(self, kind: str, name: str) -> dict[str, object]:
         """Content of a page, a few seconds old at most."""
-        read = {"jobs": self._job, "log": self._log, "compare": self._compare}.get(kind)
+        pages = {"jobs": self._job, "log": self._log, "compare": self._compare}
         key = f"{kind}/{name}"
         with self._lock:
             now = time.monotonic()
             oldest = now - self._every_s
             self._kept = {key: each for key, each in self._kept.items() if each[0] > oldest}
             if key not in self._kept:
-                self._kept[key] = (now, read(name) if read else self._list())
+                self._kept[key] = (now, pages.get(kind, self._list)(name))
             return self._kept[key][1]
 
 
@@ -223,26 +223,6 @@ def _turn(row: Row) -> int:
 def _mark(job: JobExecution) -> str:
     """Class of its state."""
     return "good" if not job.is_over or job.outcome.brief == "succeeded" else "bad"
-
-
-def _cells(row: Row, now: datetime) -> list[str]:
-    """A row of the list; what is no number when read as text has a value to order by."""
-    from markupsafe import Markup
-
-    _, state, nodes, done, age, cost, who = map(_shown, row.cells)
-    job, value = row.job, Markup('<data value="{}">{}</data>')
-    mark = "open" if row.place else _mark(job)
-    return [
-        Markup('<a href="jobs/{}" data-run="{}">{}</a>').format(
-            quote(job.id, safe=""), job.run, _shown(job.id)
-        ),
-        Markup('<span class="status {}">{}</span>').format(mark, state),
-        str(nodes),
-        str(done),
-        value.format(round((now - job.began).total_seconds()), age),
-        value.format(row.usd or 0, cost),
-        str(who),
-    ]
 
 
 def _commands(job: JobExecution) -> list[str]:

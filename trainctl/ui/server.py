@@ -8,14 +8,12 @@ written by any job, so it is shown in a sandbox.
 import contextlib
 import os
 import secrets
-import tempfile
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, unquote
 
-from trainctl.aws.errors import UsageError
 from trainctl.ui.pages import Page, Pages
 
 LOOPBACK: Final = "127.0.0.1"
@@ -35,38 +33,26 @@ class Server(ThreadingHTTPServer):
             port: 0: any free one.
 
         Raises:
-            UsageError: the port is taken.
+            OSError: the port is taken.
         """
-        # Other users of this machine can read what a browser is started with, but not this file.
-        self._folder = tempfile.TemporaryDirectory(prefix="trainctl-ui-")
-        try:
-            super().__init__((LOOPBACK, port), _Handler)
-        except OSError as error:
-            raise UsageError(f"--port {port}: {error.strerror}") from None
-        self.pages, self.token = pages, _token()
+        super().__init__((LOOPBACK, port), _Handler)
+        folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state", "trainctl")
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        self.pages, self.token = pages, _kept(folder / "ui-token") or secrets.token_urlsafe(16)
+        (folder / "ui-token").write_text(self.token)
         self.hosts = [f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost")]
         self.url = f"http://{self.hosts[0]}/{self.token}/"
-        leads_there = Path(self._folder.name, "open.html")
+        # Other users of this machine can read what a browser is started with, but not this file.
+        leads_there = folder / f"ui-{self.server_port}.html"
+        _kept(leads_there)
         leads_there.write_text(f'<meta http-equiv="refresh" content="0; url={self.url}">')
         self.address = leads_there.as_uri()
 
-    def server_close(self) -> None:
-        super().server_close()
-        self._folder.cleanup()
 
-
-def _token() -> str:
-    """The token of this user on this machine, which only the user can read."""
-    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "trainctl")
-    file = folder / "ui-token"
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError), open(file, "x", opener=_own) as new:
-        new.write(secrets.token_urlsafe(16))
+def _kept(file: Path) -> str:
+    """What a file has that only this user can read."""
+    file.touch(0o600)
     return file.read_text()
-
-
-def _own(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -10,7 +10,7 @@ const compare = document.querySelector("#compare");
 function arrange(page) {
   const asked = new URLSearchParams(location.search);
   const words = (asked.get(filter?.name) ?? "").toLowerCase().split(" ");
-  for (const row of page.querySelectorAll(".jobs tbody tr, .lines li")) {
+  for (const row of page.querySelectorAll(".jobs tbody tr, .lines tbody tr")) {
     row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
   }
   const by = asked.get("by") ?? "";
@@ -18,11 +18,11 @@ function arrange(page) {
   const column = heads.findIndex((head) => head.textContent === by.replace("-", ""));
   if (column >= 0) {
     const value = (row) => {
-      const cell = row.children[column];
-      return cell.querySelector("data")?.value ?? cell.textContent;
+      const { began } = row.querySelector("a").dataset;
+      return by.endsWith("age") ? -began : row.children[column].textContent.replace(/[$,]/g, "");
     };
     const sign = by.startsWith("-") ? -1 : 1;
-    const compared = (a, b) => a - b || a.localeCompare(b, undefined, { numeric: true });
+    const compared = (a, b) => a - b || String(a).localeCompare(b, undefined, { numeric: true });
     const body = page.querySelector(".jobs tbody");
     body.append(...[...body.children].sort((a, b) => sign * compared(value(a), value(b))));
   }
@@ -96,12 +96,14 @@ document.addEventListener("pointermove", ({ target, clientX }) => {
   }
   if (!plot) return;
   const { left, width } = plot.querySelector("svg").getBoundingClientRect();
-  const columns = JSON.parse(plot.dataset.values);
   const far = ([column]) => Math.abs(column - ((clientX - left) / width) * 149);
-  const [, step, ...values] = columns.reduce((a, b) => (far(b) < far(a) ? b : a));
-  const names = [...plot.querySelectorAll("[data-name]")].map((each) => each.dataset.name);
-  const shown = names.map((name, at) => values[at] && `${name} ${values[at]}`).filter(Boolean);
-  plot.querySelector("output").textContent = `step ${step}: ${shown.join(", ")}`;
+  const nearest = [...plot.querySelectorAll("[data-values]")].map(({ dataset }) => {
+    const [column, step, value] = JSON.parse(dataset.values).reduce((a, b) => (far(b) < far(a) ? b : a));
+    return { column, step, text: `${dataset.name} ${value}` };
+  });
+  const best = nearest.reduce((a, b) => (far([b.column]) < far([a.column]) ? b : a));
+  const shown = nearest.filter(({ column }) => column === best.column).map(({ text }) => text);
+  plot.querySelector("output").textContent = `step ${best.step}: ${shown.join(", ")}`;
 });
 document.addEventListener("click", async ({ target }) => {
   if (!target.matches("button")) return;

@@ -173,6 +173,8 @@ class View:
         """All of it but its nodes and lines, by label; what is not known is left out."""
         job, spec, result, usd = self.job, self.job.spec, self.result, self.cost.usd
         said = "" if self._is_counted else "".join(map(job_log.text, self.lines[-1:]))
+        if said.startswith("node: "):  # of a node that starts: no progress
+            said = ""
         reached = [self.progress.line() if self.progress else "", said.strip()]
         notes = [text.format(result[name]) for name, text in _NOTES.items() if result.get(name)]
         rows = {
