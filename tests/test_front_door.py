@@ -16,7 +16,11 @@ def test_readme_begins_with_the_commands_of_the_system_and_of_one_machine() -> N
     places = [first.find(command) for command in system]
     assert -1 not in places
     assert places == sorted(places)
-    assert [line.partition("  ")[0] for line in second.split("\n")] == ["make demo", "make test", ""]
+    assert [line.partition("  ")[0] for line in second.split("\n")] == [
+        "make demo",
+        "make test",
+        "",
+    ]
 
 
 def test_the_cdk_starts_the_app_itself() -> None:
