@@ -62,7 +62,7 @@ class Curve(NamedTuple):
         for whose, points in self.lines.items():
             columns = _columns(points, first, last, _COLUMNS)
             drawn = [
-                f"{(step - first) * across:.1f},{90 - (value - low) * up:.1f}"
+                f"{(step - first) * across:.1f},{(high - value) * up:.1f}"
                 for some in columns.values()
                 for step, value in some
             ]
