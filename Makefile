@@ -59,7 +59,7 @@ demo: venv ## train on real images with $(WORKERS) processes on this machine, an
 		'  a job on AWS        docs/tutorials/first-hour.md' \
 		'  your own script     docs/tutorials/your-script.md'
 
-local: venv-laptop venv-aws node ## a local AWS with the stacks and a cluster, which stays up (needs a Docker Engine)
+local: venv-laptop venv-aws node ## a local AWS with the stacks, which stays up (needs a Docker Engine)
 	@$(PYTHON) -m trainctl local up
 
 deploy: venv-laptop node ## both stacks, to the account in use: ARGS="-c preset=fsdp -c max_workers=4"

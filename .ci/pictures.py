@@ -138,7 +138,7 @@ def pages() -> None:
     with test_ui.serving(account) as served, browser.browser() as window:
         window.shows(1000, 620)
         for name, path in (("ui", ""), ("ui-job", "jobs/resnet-296-lusab-babad")):
-            window.go(f"{served.server.address}{path}")
+            window.go(f"{served.server.url}{path}")
             IMAGES.joinpath(f"{name}.png").write_bytes(window.picture())
 
 

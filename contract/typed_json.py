@@ -87,6 +87,8 @@ def _read(hint: Any, value: Any, ignores_unknown: bool) -> Any:
     Raises:
         ValueError: it is of another type.
     """
+    if type(value) is hint and hint is not int:
+        return value  # most values of a long record
     if isinstance(hint, UnionType):
         for each in get_args(hint):
             with suppress(ValueError):
@@ -100,10 +102,7 @@ def _read(hint: Any, value: Any, ignores_unknown: bool) -> Any:
         return from_json(hint, value, what=hint.__name__, ignores_unknown=ignores_unknown)
     elif isinstance(hint, EnumType) and value in [*hint]:
         return hint(value)
-    elif hint in (int, float):
-        if is_number(value) and (hint is float or isinstance(value, int)):
-            return value
-    elif type(value) is hint:
+    elif hint in (int, float) and is_number(value) and (hint is float or isinstance(value, int)):
         return value
     raise ValueError(f"is {value!r}: it must be {_words(hint)}")
 

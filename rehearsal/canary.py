@@ -101,7 +101,7 @@ def push_images(canary: "Canary") -> None:
     """Build the images and push them; those that the registry has stay as they are."""
     command = [sys.executable, "-m", "containers.publish"]
     environment = canary.shell()
-    children.run(command, environment=environment, folder=ROOT, log=canary.log, timeout_s=MOST_S)
+    children.run(command, environment=environment, folder=ROOT, log=canary.log, silent_s=MOST_S)
 
 
 class Canary:
@@ -111,7 +111,7 @@ class Canary:
         self.folder, self.log, self.file = folder, folder / "log", folder / "answers.jsonl"
         self._state = folder / "state.json"
         self._account = AccountClients("")
-        self._cdk = Cdk(folder, {"NODE_OPTIONS": "", **os.environ}, log=self.log, timeout_s=MOST_S)
+        self._cdk = Cdk(folder, {"NODE_OPTIONS": "", **os.environ}, log=self.log, silent_s=MOST_S)
         self._struck = ""
         """The instance that was terminated."""
         self._has_gpu, self._deployed = has_gpu, DEPLOYED
@@ -180,7 +180,7 @@ class Canary:
             with steps.step("push the images, unless the registry has them"):
                 push_images(self)
         lines = {"trainctl doctor": "", **FIGURES} if self._has_gpu else LINES
-        shown = run_lines(self, steps, lines, folder=ROOT, timeout_s=MOST_S, gone_within_s=600)
+        shown = run_lines(self, steps, lines, folder=ROOT, silent_s=MOST_S, gone_within_s=600)
         if self._has_gpu:
             print("\n".join(f"{line}\n{shown[line]}" for line in FIGURES))
             return

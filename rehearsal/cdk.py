@@ -13,7 +13,8 @@ from rehearsal.local_aws import ACCOUNT, REGION, ROOT
 COMMAND: Final = ROOT / "node_modules" / ".bin" / "cdk"
 #: It waits less between its looks at a stack: a deploy takes 3 seconds instead of 13.
 POLLS: Final = ROOT / "rehearsal" / "cdk_polls.cjs"
-TIMEOUT_S: Final = 240
+#: A synthesis prints nothing, and takes minutes on a busy machine.
+SILENT_S: Final = 900
 
 
 class Cdk:
@@ -25,13 +26,13 @@ class Cdk:
         environment: Mapping[str, str],
         *,
         log: Path | None = None,
-        timeout_s: float = TIMEOUT_S,
+        silent_s: float = SILENT_S,
     ) -> None:
         if not COMMAND.exists():
             raise CommandError("there is no CDK command line: `make node` installs it")
         self.templates = folder / "cdk.out"
         """The cloud assembly of the last synth."""
-        self._log, self._timeout_s = log, timeout_s
+        self._log, self._silent_s = log, silent_s
         self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),  # it remembers accounts in ~/.cdk
@@ -60,12 +61,13 @@ class Cdk:
             environment=self.environment,
             folder=ROOT,
             log=self._log,
-            timeout_s=self._timeout_s,
+            silent_s=self._silent_s,
             streams_together=True,
         )
 
     def deploy(self, settings: Mapping[str, str]) -> None:
         """Deploy both stacks with these settings; ask nothing."""
+        children.heard[0] = "synthesizing"
         stacks = (stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)
         self("deploy", *stacks, "--require-approval", "never", *_context(settings))
 

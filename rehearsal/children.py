@@ -33,18 +33,21 @@ class CommandError(ReportedError):
     """A program failed; the message has the end of what it printed."""
 
 
-#: A step of a build, as Docker prints it: ``#9 [worker 4/17] RUN pip``, ``Step 4/17 : RUN pip``.
-_BUILD_STEP: Final = re.compile(r"(?:#\d+ \[(?:\S+ )?|Step )(\d+)/(\d+)(?:\] | : )(.*)")
-#: For ``Steps``: what the program that runs now has printed last.
+#: Lines of other programs, in words of our own. A step of a build, as Docker prints it: ``#9
+#: [worker 4/17] RUN pip``, ``Step 4/17 : RUN pip``; a resource of a stack: ``CoreStack | 3/40 |``.
+_PROGRESS: Final = (
+    (re.compile(r"(?:#\d+ \[(?:\S+ )?|Step )(\d+)/(\d+)(?:\] | : )"), "step {} of {}"),
+    (re.compile(r"(\w+) *\| *(\d+)/(\d+) *\|"), "{}, {} of {} resources"),
+)
+#: For ``Steps``: how far the program is that runs now.
 heard: Final = [""]
 
 
 def hear(line: str) -> None:
-    """Note a line of a program; of an image's build, only the steps."""
-    if step := _BUILD_STEP.match(line):
-        heard[0] = f"{step[1]} of {step[2]}: {step[3]}"
-    elif line.strip() and not line.startswith("#"):
-        heard[0] = line.strip()
+    """Note how far a program is, if a line has that."""
+    for pattern, words in _PROGRESS:
+        if found := pattern.match(line):
+            heard[0] = words.format(*found.groups())
 
 
 def open_group(
@@ -75,7 +78,7 @@ def run(
     environment: Mapping[str, str],
     folder: Path,
     log: Path | None = None,
-    timeout_s: float | None = None,
+    silent_s: float = threading.TIMEOUT_MAX,
     streams_together: bool = False,
 ) -> str:
     """Run a program to its end and return what it prints on stdout.
@@ -85,13 +88,15 @@ def run(
         streams_together: return what it prints on stderr, too, in the order of printing.
 
     Raises:
-        CommandError: it failed, or took longer than ``timeout_s``.
+        CommandError: it failed, or printed nothing for ``silent_s`` seconds: how long it takes
+            depends on the machine, and a line is a sign of life.
     """
     stderr = subprocess.STDOUT if streams_together else subprocess.PIPE
     process = open_group(command, environment=environment, folder=folder, stderr=stderr)
     name = " ".join([Path(command[0]).name, *command[1:4]])
     output: list[str] = []
     errors: list[str] = []
+    printed_at = [time.monotonic()]
     with (log or Path(os.devnull)).open("a", encoding="utf-8", buffering=1) as file:
         file.write(f"$ {' '.join(command)}\n")
 
@@ -101,24 +106,25 @@ def run(
                     lines.append(line)
                     file.write(line)
                     hear(line)
+                    printed_at[0] = time.monotonic()
 
         readers = [
             threading.Thread(target=read, args=(stream, lines), daemon=True)
             for stream, lines in ((process.stdout, output), (process.stderr, errors))
             if stream
         ]
-        deadline = time.monotonic() + (timeout_s or threading.TIMEOUT_MAX)
         try:
             for reader in readers:
                 reader.start()
-            for reader in readers:
-                reader.join(max(0, deadline - time.monotonic()))
-            process.wait(max(0, deadline - time.monotonic()))
+            while process.poll() is None or any(each.is_alive() for each in readers):
+                if time.monotonic() > printed_at[0] + silent_s:
+                    raise subprocess.TimeoutExpired(command, silent_s)
+                time.sleep(0.05)
         except BaseException as error:
             end_group(process)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
-            raise CommandError(f"{name} took longer than {timeout_s:.0f} s") from None
+            raise CommandError(f"{name} printed nothing for {silent_s:.0f} s") from None
     if process.returncode:
         said = ("".join(errors).strip() or "".join(output).strip())[-4000:]
         raise CommandError(f"{name} failed with exit code {process.returncode}:\n{said}")

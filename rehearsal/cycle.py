@@ -32,18 +32,17 @@ from rehearsal.local_aws import ROOT, LocalAws, is_healthy
 
 #: With the two that ``trainctl local`` and the benchmarks need beside a rehearsal.
 __all__ = (
-    "NUM_WORKERS",
     "SETTINGS",
     "Rehearsal",
     "RehearsalError",
     "Steps",
+    "bring_up",
     "build_images",
     "take_away",
     "uninterrupted",
     "up",
 )
 
-NUM_WORKERS: Final = 2
 #: Every deploy of the rehearsal: no GPU, and a bucket that goes with it.
 SETTINGS: Final = {"preset": "cpu", "retain_bucket": "false"}
 
@@ -170,10 +169,9 @@ class Rehearsal:
         }
 
     # --- up -----------------------------------------------------------------------------------
-    def up(
-        self, steps: Steps, *, standing: bool = True, settings: Mapping[str, str] = SETTINGS
-    ) -> None:
-        """Bring up the local AWS, the stacks, the images and, if ``standing``, a cluster."""
+    def up(self, steps: Steps, *, settings: Mapping[str, str] = SETTINGS) -> None:
+        """Bring up the local AWS, the images and the stacks; what an interrupted call has brought
+        up is kept."""
         # Processes started from here are found by it, should this one be killed.
         os.environ[children.NAME] = self.name
         self.folder.mkdir(exist_ok=True)
@@ -181,19 +179,25 @@ class Rehearsal:
         with steps.step("check the Docker Engine and what must be installed"):
             check_installed()
             check_space(self.engine, needed_gb=RUN_GB, what="the containers need")
-        aws = self.start(steps)
+        if (endpoint := self.state().get("endpoint")) and is_healthy(endpoint):
+            with steps.step("continue with the local AWS that is up"):
+                environment = self.environment()
+        else:
+            # A state of the local AWS that an interrupted start has left would be loaded again.
+            if any(self._there().values()) or self._state_file.exists():
+                with uninterrupted():
+                    self.down(Steps(1))
+                self.folder.mkdir(exist_ok=True)
+            environment = self.start(steps).environment()
         tag = content_tag(ROOT)
         docker = self.docker()
         with steps.step("build the images of head and worker"):
             built = image_builds.build(self.engine, docker, image_tag=tag, say=steps.say)
         with steps.step("deploy CoreStack and TrainingStack"):
-            self.deploy(aws.environment(), image_tag=tag, settings=settings)
+            self.deploy(environment, image_tag=tag, settings=settings)
         with steps.step("push the images"):
             for node, image in built.items():
                 self._push(docker, image, self._repository(node), tag)
-        if standing:
-            with steps.step(f"bring up the standing cluster: a head, {NUM_WORKERS} workers"):
-                self.trainctl("cluster", "up", "--nodes", str(NUM_WORKERS), "--yes")
         self._remember({"image_tag": tag})
 
     def start(self, steps: Steps) -> LocalAws:
@@ -271,16 +275,6 @@ class Rehearsal:
             # Only the registry has it under this name now: what a node runs was pulled from there.
             self.engine("image", "rm", "--no-prune", name)
             self._remember({"digests": self.state().get("digests", {}) | {path: digest}})
-
-    def trainctl(self, *arguments: str) -> str:
-        """The command line as a user gives it; return what it prints on stdout."""
-        return children.run(
-            [sys.executable, "-m", "trainctl", *arguments],
-            environment=self.shell(),
-            folder=ROOT,
-            log=self.log,
-            timeout_s=600,
-        )
 
     def shell(self) -> dict[str, str]:
         """Environment of a shell whose AWS and Docker Engine are those of the rehearsal."""
@@ -387,7 +381,7 @@ class Rehearsal:
 
 
 def up() -> None:
-    """Bring everything up; after a failure or Ctrl-C, nothing of it is left.
+    """Bring everything up, or continue an earlier call.
 
     Raises:
         RehearsalError: a local deployment is up already, which stays as it is.
@@ -398,16 +392,18 @@ def up() -> None:
             "a local deployment is up already: trainctl local status shows it, trainctl local "
             "down removes it"
         )
-    steps = Steps(7)
     with interruptible():
-        try:
-            # A state of the local AWS that an interrupted start has left would be loaded again.
-            with uninterrupted():
-                rehearsal.down(steps)
-            rehearsal.up(steps)
-        except BaseException:
-            take_away(rehearsal, keep_logs=True)
-            raise
+        bring_up(rehearsal, Steps(5))
+
+
+def bring_up(rehearsal: Rehearsal, steps: Steps) -> None:
+    """Bring it up; after a failure or Ctrl-C what is up stays."""
+    try:
+        rehearsal.up(steps)
+    except BaseException:
+        kept = "what is up stays: the same command continues, trainctl local down removes it"
+        print(f"\n{kept}", file=sys.stderr)
+        raise
 
 
 def build_images() -> dict[str, str]:

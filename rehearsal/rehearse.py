@@ -17,8 +17,8 @@ from typing import Final, Protocol
 from contract import exits
 from contract.errors import ReportedError
 from rehearsal import children
-from rehearsal.children import Steps, interruptible, uninterrupted
-from rehearsal.cycle import Rehearsal, RehearsalError, take_away
+from rehearsal.children import Steps, interruptible
+from rehearsal.cycle import Rehearsal, RehearsalError, bring_up, take_away
 from rehearsal.local_aws import ROOT
 from training.data import catalog, download
 
@@ -62,18 +62,18 @@ _TIMEOUT_S: Final = 600
 
 
 def rehearse() -> dict[str, object]:
-    """Deploy, run the lines, destroy; return the figures. After a failure or Ctrl-C, nothing of it
-    is left."""
+    """Deploy, run the lines, destroy; return the figures. After a failure or Ctrl-C in the lines,
+    nothing of it is left."""
     rehearsal = Rehearsal.here()
     began = time.monotonic()
     first = first_lines()
-    steps = Steps(7 + len(first) + len(OWN_CODE))
+    steps = Steps(6 + len(first) + len(OWN_CODE))
     with interruptible(), tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
-        try:
+        if rehearsal.is_up():
             # What an earlier one has left, should it have been killed.
-            with uninterrupted():
-                rehearsal.down(steps)
-            rehearsal.up(steps, standing=False)
+            take_away(rehearsal)
+        bring_up(rehearsal, steps)
+        try:
             run_lines(rehearsal, steps, first, folder=Path(folder))
             program = Path(folder, "program")
             program.mkdir()
@@ -123,7 +123,7 @@ def run_lines(
     *,
     folder: Path,
     variables: Mapping[str, str] | None = None,
-    timeout_s: float = _TIMEOUT_S,
+    silent_s: float = _TIMEOUT_S,
     gone_within_s: float = GONE_WITHIN_S,
 ) -> dict[str, str]:
     """Run commands of ``trainctl`` one after the other, as in a shell; return what each printed.
@@ -155,7 +155,7 @@ def run_lines(
                     environment=shell,
                     folder=folder,
                     log=rehearsal.log,
-                    timeout_s=timeout_s,
+                    silent_s=silent_s,
                     streams_together=True,
                 )
                 if line == STOP:
@@ -183,7 +183,7 @@ def _read_until_it_trains(line: str, process: subprocess.Popen[str]) -> str:
     printed = ""
     for text in process.stdout:
         printed += text
-        children.hear(text)
+        children.heard[0] = text.strip()
         if "training: " in text:
             return printed
     raise RehearsalError(f"{line} ended before it trained:\n{printed}")

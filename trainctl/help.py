@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from contract.text import decimal
 from trainctl.aws.errors import UsageError
-from trainctl.jobs import job_file
+from trainctl.jobs import job_file, other_systems
 from training.command import NOT_FOR_JOBS, UnknownOptionError
 
 #: No wider than this on any terminal: longer lines are hard to read.
@@ -24,6 +24,8 @@ class HelpGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """``trainctl runs``, without a command of the group, lists them; others show their help."""
+        if args and not ctx.parent and (ours := other_systems.COMMANDS.get(args[0])):
+            raise UsageError(f"there is no command {args[0]!r}: here it is trainctl {ours}")
         known = {*self.commands, *ctx.help_option_names}
         if ctx.info_name == "runs" and not ctx.resilient_parsing and known.isdisjoint(args[:1]):
             args = ["ls", *args]

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 
 #: C0 but tab and line feed, DEL, C1, and what changes the direction of text.
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_CONTROL: Final = re.compile(
+    r"(?!\x1b\[[\d;]*m)[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+#: A color: it changes nothing but how text looks.
+_COLOR: Final = re.compile(r"\x1b\[[\d;]*m")
 #: The words of a command for a deployment.
 _COMMAND: Final = re.compile(
     r"\btrainctl ((cluster|data|runs) (up|status|down|put|ls|rm)|submit|plan|ls|show|logs|wait|stop"
@@ -47,8 +51,13 @@ def _console(*, stderr: bool) -> "Console":
 
 
 def visible(text: str) -> str:
-    """A text with its control characters shown (``^[``) and not sent to the terminal: any job may
-    have written it. Where a progress bar returns to the start of its line, a new line begins."""
+    """A text without colors, and with its other control characters shown (``^[``) and not sent to
+    the terminal: any job may have written it. Where a progress bar returns to the start of its
+    line, a new line begins."""
+    return _COLOR.sub("", _with_colors(text))
+
+
+def _with_colors(text: str) -> str:
     return _CONTROL.sub(_shown, text.replace("\r", "\n"))
 
 
@@ -79,8 +88,8 @@ def print_json(values: object) -> None:
 
 
 def print_text(text: str, *, on_stderr: bool = False) -> None:
-    """Data for people."""
-    _console(stderr=on_stderr).print(colored(visible(text)))
+    """Data for people. A terminal gets the colors of a text that has any."""
+    _console(stderr=on_stderr).print(colored(_with_colors(text)))
 
 
 def clear() -> None:

@@ -27,9 +27,9 @@ _HEAD = """\
 
 Written by `trainctl/reference.py` from the commands' own help; a test keeps it current. What they
 are for is in [jobs.md](jobs.md) and [operations.md](operations.md). Every command that talks to AWS
-also has `--profile NAME`, `--region REGION` and `--deployment NAME`, and `plan` and `tune` have the
-options of `submit`. `JOB` is the ID of a job or the name of a run, whose newest job it means; `RUN`
-is a name.
+also has `--profile NAME`, `--region REGION` and `--deployment NAME`; those that print data have
+`--json`, those that ask `--yes`, and `plan` and `tune` have the options of `submit`. `JOB` is the
+ID of a job or the name of a run, whose newest job it means; `RUN` is a name.
 """
 _SETTINGS_HEAD = """\
 # Settings
@@ -44,7 +44,7 @@ beats both, and `-c name=value` all. Machines are those of
 
 """
 #: Options that the head of the page describes.
-_COMMON: Final = ("profile", "region", "deployment")
+_COMMON: Final = ("profile", "region", "deployment", "as_json", "yes")
 _KNOWN: Final = r"Arguments:\n  (JOB|RUN)  .*\[required\]\n\n"
 
 

@@ -54,7 +54,7 @@ def deployment() -> Iterator[Rehearsal]:
     if any(found.status()[what] for what in ("processes", "containers", "networks")):
         pytest.skip("a local deployment is up already: trainctl local down")
     try:
-        found.up(Steps(5), standing=False, settings=DEPLOYED)
+        found.up(Steps(5), settings=DEPLOYED)
         yield found
     finally:
         os.environ.pop(children.NAME, None)

@@ -56,7 +56,7 @@ TRAINS = {
     "trainctl shell -- python -m training.launch ddp --run first --data s3://BUCKET/data",
     "trainctl submit fsdp --model databricks/dolly-v2-3b "
     "--secret HF_TOKEN=training/hf-token --follow",
-    "trainctl cluster down; trainctl submit ddp --nodes 2 --preset digits --follow",
+    "trainctl submit ddp --nodes 2 --preset digits --follow",
     "trainctl plan fsdp --preset dolly --data tiny-shakespeare",
     "trainctl submit fsdp --preset dolly --data tiny-shakespeare --run dolly --follow",
     "trainctl submit imagenet --data s3://BUCKET/datasets/imagenet-400 --nodes 1:4 --run imagenet",

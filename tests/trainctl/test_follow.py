@@ -176,7 +176,7 @@ def test_the_line_shows_the_cost_of_this_moment_and_the_last_line_of_a_program(
     for cost, usd in zip(costs, expected, strict=True):
         assert cost == pytest.approx(usd, abs=0.0006 if usd < 0.0095 else 0.0055)
     assert "11 min 20 s, $0.0" in lines[80]
-    assert lines[80].endswith(", 20% of ^[[31mepoch 1")
+    assert lines[80].endswith(", 20% of epoch 1")
     assert len(lines[499]) <= 98
     assert lines[499].endswith("xx…"), "a long line stays one line"
 

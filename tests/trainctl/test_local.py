@@ -2,7 +2,6 @@
 all that is missing at once, and starts after any kind of end of an earlier one."""
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -87,43 +86,39 @@ class LastStageEndsError(BaseException):
     """The process ends here: Ctrl-C, or a kill that leaves everything as it is."""
 
 
-@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "Ctrl-C"])
-def test_a_start_that_ended_in_its_last_stage_does_not_keep_the_next_from_coming_up(
-    is_killed: bool,
+@pytest.mark.parametrize("answers", [True, False], ids=["the local AWS answers", "it is gone"])
+def test_the_same_command_continues_a_start_that_ended_in_its_last_stage(
+    answers: bool,
     checkout: Path,
     monkeypatch: pytest.MonkeyPatch,
     cli: Cli,
 ) -> None:
     state = checkout / ".rehearsal" / "aws" / "state"
-    ends = [True]
+    starts: list[Path] = []
 
     def start(folder: Path, **_: object) -> local_aws.LocalAws:
         state.mkdir(parents=True)  # it would load what an earlier one has left
+        starts.append(folder)
         return local_aws.LocalAws(endpoint="http://aws", log=folder / "log", pid=0)
-
-    def trainctl(*_: str) -> str:
-        if ends.pop():
-            raise LastStageEndsError
-        return ""
 
     monkeypatch.setattr(local_aws, "start_detached", start)
     monkeypatch.setattr(image_builds, "registry_program", lambda: None)
-    monkeypatch.setattr(image_builds, "build", lambda *_, **__: {"head": "h", "worker": "w"})
+    monkeypatch.setattr(image_builds, "build", lambda *_, **__: {"head": "h"})
     for name, found in (("check_installed", None), ("content_tag", "content-1")):
         monkeypatch.setattr(cycle, name, Mock(return_value=found))
-    monkeypatch.setattr(cycle, "is_healthy", lambda _: True)
-    for stage in ("deploy", "_push", "_repository"):
+    monkeypatch.setattr(cycle, "is_healthy", lambda _: answers)
+    for stage in ("deploy", "_repository"):
         monkeypatch.setattr(cycle.Rehearsal, stage, Mock())
-    monkeypatch.setattr(cycle.Rehearsal, "trainctl", trainctl)
+    monkeypatch.setattr(cycle.Rehearsal, "_push", Mock(side_effect=[LastStageEndsError, None]))
 
-    killed = partial(cycle.Rehearsal.here().up, cycle.Steps(6))
     with pytest.raises(LastStageEndsError):
-        (killed if is_killed else cycle.up)()
-    assert state.exists()
-    ends.append(False)
-    cli("local up")
+        cycle.up()
+    assert state.exists(), "what is up stays"
+    assert "submit ddp" in cli("local up").out
+    assert len(starts) == (1 if answers else 2)
     assert cycle.Rehearsal.here().state()["image_tag"] == "content-1"
 
     # What is up stays up.
+    monkeypatch.setattr(cycle, "is_healthy", lambda _: True)
     cli.refuses("local up", code=exits.FAILED)
     assert cycle.Rehearsal.here().is_up()

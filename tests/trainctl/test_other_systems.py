@@ -1,6 +1,7 @@
 """Words of other systems in a command are refused on the laptop where they certainly cannot run,
 and warned of where a program may mean them."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from contract.nodes import Range
 from tests.published.launch_lines import LINES, Line
+from tests.trainctl.conftest import Cli
 from trainctl.aws.errors import UsageError
 from trainctl.jobs import other_systems
 from trainctl.jobs.code_folder import CodeFolder
@@ -90,3 +92,10 @@ def test_the_page_prints_the_names_that_the_messages_have() -> None:
         for name, ours in names.items():
             row = next(line for line in page.splitlines() if f"`{ours}`" in line)
             assert f"`{name}`" in row
+    for theirs, ours in other_systems.COMMANDS.items():
+        assert re.search(rf"`{ours}`\s\([^)]*`{theirs}`", page)
+
+
+def test_a_first_word_of_another_system_gets_ours(cli: Cli) -> None:
+    for theirs, ours in other_systems.COMMANDS.items():
+        assert f"here it is trainctl {ours}\n" in cli.refuses(f"{theirs} first")

@@ -170,6 +170,7 @@ def test_a_variable_that_each_node_sets_is_not_sent(account: Account, code: Path
     own = ("--env", "MASTER_ADDR=localhost", "--env", "A=b", "--code", str(code))
     said = cli("submit --yes --nodes 2", *own, "--", "torchrun", "mine.py")
     assert "MASTER_ADDR" in said.err
+    assert said.out.startswith("mine-20"), "the script's name"
     cli("submit --yes --nodes 1 --run other", *own, "--", "torchrun", "mine.py")
     several, one = (order.variables for order in account.orders)
     assert several == {name: one[name] for name in several}

@@ -12,19 +12,16 @@ from trainctl.options import AsJson
 
 
 def up() -> None:
-    """Build the images, deploy the stacks, bring up a standing cluster of three containers.
+    """Build the images and deploy the stacks.
 
-    After a failure or Ctrl-C nothing of it is left; what a killed start has left is removed first.
-    make local installs what this needs and runs it.
+    After a failure or Ctrl-C what is up stays, and the same command continues. make local installs
+    what this needs and runs it.
     """
     cycle = _rehearsal()
     cycle.up()
     output.print_text(
         "Up. Send other commands there:\n"
         '  eval "$(trainctl local env)"\n'
-        "  trainctl cluster status\n"
-        "A job takes the place of the standing cluster:\n"
-        "  trainctl cluster down --yes\n"
         "  trainctl submit ddp --nodes 2 --preset digits --follow\n"
         "Remove everything: trainctl local down"
     )

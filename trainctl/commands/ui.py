@@ -3,19 +3,26 @@
 import webbrowser
 
 from trainctl import output
-from trainctl.options import Browser, WhereOrHere
+from trainctl.options import Browser, Port, WhereOrHere
+from trainctl.setup.plugin import require_free
 
 
-def ui(*, browser: Browser = True, where: WhereOrHere) -> None:
+def ui(
+    *,
+    port: Port = 8266,
+    browser: Browser = True,
+    where: WhereOrHere,
+) -> None:
     """Show jobs, curves, nodes and logs in the browser, redrawn while they run, until Ctrl-C.
 
     The pages come from this machine, with your rights, and change nothing: only those who have
-    their address, which is new each time, can read them.
+    their address, whose secret part stays the same, can read them.
     """
     from trainctl.ui.pages import Pages
     from trainctl.ui.server import Server
 
-    with Server(Pages(where.find())) as server:
+    require_free(port)
+    with Server(Pages(where.find()), port=port) as server:
         output.print_text(server.url)
         if browser:
             webbrowser.open(server.address)

@@ -266,6 +266,8 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
     shapes, nodes, left_out = _hosts(deployment, request)
     workers = Range(*map(_first(shapes).gpus.num_workers, (nodes.low, nodes.high)))
     what = "code" if options.code else request.words[0]
+    if program and program.entries:  # train.py: train-20260115-120000
+        what = re.sub(r"\W+", "-", program.entries[0].stem, flags=re.ASCII).strip("-_")[:40] or what
     run = options.run or f"{what}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     if program is None:
         work = _recipe_work(deployment, request, run=run, workers=workers, shapes=shapes)

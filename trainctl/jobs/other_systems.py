@@ -13,6 +13,18 @@ from typing import Final
 from contract.command import SHELL, SimpleCommand
 from trainctl.aws.errors import UsageError
 
+#: First word of another system's command -> ours. docs/other-systems.md prints it.
+COMMANDS: Final[Mapping[str, str]] = {
+    theirs: ours
+    for ours, words in {
+        "ls": ("ps", "jobs", "queue", "squeue"),
+        "show": ("status",),
+        "stop": ("cancel", "kill", "scancel"),
+        "submit": ("launch", "apply", "sbatch"),
+        "shell": ("exec", "ssh", "attach"),
+    }.items()
+    for theirs in words
+}
 #: Variable or macro of another system -> the variable of a node.
 NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "SkyPilot": {

@@ -1,9 +1,11 @@
 """Curves of a run from its record in the bucket, while it trains: ``trainctl top`` and ``ui``."""
 
-import math
+import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from contract.runs import METRICS_FILE, run_prefix
@@ -16,9 +18,22 @@ Points = Sequence[tuple[int, float]]
 """Steps done, and a figure."""
 
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
-#: Points of a line in a terminal, and on a page.
+#: Points of a line in a terminal.
 _WIDTH: Final = 24
-_POINTS: Final = 300
+#: Columns of a chart.
+_COLUMNS: Final = 150
+
+
+class Chart(NamedTuple):
+    """A curve as a page draws it."""
+
+    lines: Sequence[tuple[str, str, str, str]]
+    """Of each: whose it is, its last value, the points of an SVG's line in a box of 300 times 90,
+    and for the pointer, in JSON, number, step and value in words of each column."""
+    ticks: tuple[str, str]
+    """The values at the top and at the bottom."""
+    ends: tuple[str, str]
+    """The first and the last step."""
 
 
 class Curve(NamedTuple):
@@ -29,35 +44,72 @@ class Curve(NamedTuple):
     """A value in words."""
     lines: Mapping[str, Points]
     """By whose it is: a rank's, or the evaluation's. None is empty."""
-
-    def now(self) -> dict[str, str]:
-        """The last value of each line in words."""
-        return {whose: self.form(points[-1][1]) for whose, points in self.lines.items()}
+    from_zero: bool = True
+    """False where zero is no base, as of a loss."""
 
     def spark(self, whose: str) -> str:
-        """A line in a line of text: ``▇▅▃▂▁``."""
-        values = [value for _, value in _thinned(self.lines[whose], _WIDTH)]
+        """A line in a line of text, on the scale of all lines: ``▇▅▃▂▁``."""
+        low, high = self._range()
+        scale = (len(_BLOCKS) - 1) / (high - low or 1)
+        columns = _columns(self.lines[whose], *self._ends(), _WIDTH).values()
+        return "".join(_BLOCKS[round((some[-1][1] - low) * scale)] for some in columns)
+
+    def chart(self) -> Chart:
+        """Its lines, with axes; what stands out is drawn, however many steps there are."""
+        (first, last), (low, high) = self._ends(), self._range()
+        across, up = 300 / (last - first or 1), 90 / (high - low or 1)
+        lines = []
+        for whose, points in self.lines.items():
+            columns = _columns(points, first, last, _COLUMNS)
+            drawn = [
+                f"{(step - first) * across:.1f},{(high - value) * up:.1f}"
+                for some in columns.values()
+                for step, value in some
+            ]
+            ends = [(each, some[-1]) for each, some in columns.items()]
+            words = json.dumps([[each, f"{step:,}", self.form(value)] for each, (step, value) in ends])
+            lines.append((whose, self.form(points[-1][1]), " ".join(drawn), words))
+        ticks = self.form(high), self.form(low)
+        return Chart(lines, ticks, (f"{first:,}", f"{last:,}"))
+
+    def _ends(self) -> tuple[int, int]:
+        """The first and the last step."""
+        lines = self.lines.values()
+        return min(each[0][0] for each in lines), max(each[-1][0] for each in lines)
+
+    def _range(self) -> tuple[float, float]:
+        """The least and the largest value of its axis."""
+        values = [value for points in self.lines.values() for _, value in points]
         low, high = min(values), max(values)
-        scale = (len(_BLOCKS) - 1) / ((high - low) or 1)
-        return "".join(_BLOCKS[round((value - low) * scale)] for value in values)
-
-    def shapes(self) -> list[str]:
-        """Points of an SVG's lines, in a box of 300 times 90."""
-        steps, values = zip(*(point for each in self.lines.values() for point in each), strict=True)
-        left, top = min(steps), max(values)
-        across, up = 300 / ((max(steps) - left) or 1), 90 / ((top - min(values)) or 1)
-        return [
-            " ".join(
-                f"{(step - left) * across:.1f},{(top - value) * up:.1f}"
-                for step, value in _thinned(points, _POINTS)
-            )
-            for points in self.lines.values()
-        ]
+        return min(low, 0.0) if self.from_zero or low == high else low, high
 
 
-def _thinned(points: Points, most: int) -> Points:
-    """The last of each few points, so that at most so many are left."""
-    return points[:: -math.ceil(len(points) / most)][::-1]
+def _columns(points: Points, first: int, last: int, number: int) -> dict[int, Points]:
+    """The least, the largest and the last point of each column that has any, in their order."""
+    found = defaultdict[int, list[tuple[int, float]]](list)
+    for point in points:
+        found[(point[0] - first) * (number - 1) // (last - first or 1)].append(point)
+    value = itemgetter(1)
+    return {
+        column: sorted({min(some, key=value), max(some, key=value), some[-1]})
+        for column, some in found.items()
+    }
+
+
+def compared(curves: Mapping[str, Sequence[Curve]]) -> list[Curve]:
+    """The curves of several runs, by run, on one chart for each figure; of the ranks only the
+    first."""
+    together: dict[str, Curve] = {}
+    for run, own in curves.items():
+        for curve in own:
+            lines = {
+                f"{run} {whose}".strip(): points
+                for whose, points in curve.lines.items()
+                if not whose.startswith("rank ") or whose == "rank 0"
+            }
+            before = together.get(curve.title, curve._replace(lines={}))
+            together[curve.title] = before._replace(lines={**before.lines, **lines})
+    return [curve for curve in together.values() if curve.lines]
 
 
 class LiveRecord:
@@ -67,6 +119,7 @@ class LiveRecord:
         self._bucket, self._run = bucket, run
         self._changed: datetime | None = None
         self._curves: list[Curve] = []
+        self._metrics, self._parsed = Metrics(), (0, hash(b""))
 
     def curves(self) -> list[Curve]:
         """Its curves so far."""
@@ -75,8 +128,18 @@ class LiveRecord:
         changed = files.get(prefix + METRICS_FILE)
         if changed != self._changed:
             content = self._bucket.read_of_run(self._run, METRICS_FILE)
-            self._curves, self._changed = curves_of(parse_metrics(content or b"")), changed
+            self._parse(content or b"")
+            self._curves, self._changed = curves_of(self._metrics), changed
         return self._curves
+
+    def _parse(self, content: bytes) -> None:
+        """Parse the whole lines that are new: a long record grows at its end."""
+        size, known = self._parsed
+        if hash(content[:size]) != known:
+            size, self._metrics = 0, Metrics()
+        end = content.rfind(b"\n") + 1
+        self._metrics = parse_metrics(content[size:end], after=self._metrics)
+        self._parsed = end, hash(content[:end])
 
 
 def curves_of(metrics: Metrics) -> list[Curve]:
@@ -93,10 +156,12 @@ def curves_of(metrics: Metrics) -> list[Curve]:
         return {rank: of(own, name) for rank, own in ranks.items()}
 
     losses = {"training": of(metrics.of(Step), "loss"), "evaluation": of(evaluations, "loss")}
-    curves = [Curve("Loss", significant, losses)]
+    curves = [Curve("Loss", significant, losses, from_zero=False)]
     for measure in metrics.measures:
         values = _known((each.step, each.measures.get(measure.name)) for each in evaluations)
-        curves.append(Curve(measure.title, measure.words, {"": values}))
+        # A share or a rate, and not a score such as perplexity.
+        from_zero = measure.form == "percent" or bool(measure.unit)
+        curves.append(Curve(measure.title, measure.words, {"": values}, from_zero))
     paces = {"all": _pace(metrics), **of_ranks("step_time_s")}
     curves += [
         Curve("Seconds a step", significant, paces),

@@ -6,13 +6,13 @@ written by any job, so it is shown in a sandbox.
 """
 
 import contextlib
+import os
 import secrets
-import tempfile
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 from trainctl.ui.pages import Page, Pages
 
@@ -27,20 +27,32 @@ _SANDBOX: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-s
 class Server(ThreadingHTTPServer):
     """Serves pages until it is shut down."""
 
-    def __init__(self, pages: Pages) -> None:
-        super().__init__((LOOPBACK, 0), _Handler)  # any free port
-        self.pages, self.token = pages, secrets.token_urlsafe(16)
+    def __init__(self, pages: Pages, *, port: int = 0) -> None:
+        """
+        Args:
+            port: 0: any free one.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        super().__init__((LOOPBACK, port), _Handler)
+        folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state", "trainctl")
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        self.pages, self.token = pages, _kept(folder / "ui-token") or secrets.token_urlsafe(16)
+        (folder / "ui-token").write_text(self.token)
         self.hosts = [f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost")]
         self.url = f"http://{self.hosts[0]}/{self.token}/"
         # Other users of this machine can read what a browser is started with, but not this file.
-        self._folder = tempfile.TemporaryDirectory(prefix="trainctl-ui-")
-        leads_there = Path(self._folder.name, "open.html")
+        leads_there = folder / f"ui-{self.server_port}.html"
+        _kept(leads_there)
         leads_there.write_text(f'<meta http-equiv="refresh" content="0; url={self.url}">')
         self.address = leads_there.as_uri()
 
-    def server_close(self) -> None:
-        super().server_close()
-        self._folder.cleanup()
+
+def _kept(file: Path) -> str:
+    """What a file has that only this user can read."""
+    file.touch(0o600)
+    return file.read_text()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -51,12 +63,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         token, _, path = self.path[1:].partition("/")
+        path, _, query = path.partition("?")
         if self.headers.get("Host") not in self.server.hosts:
             self._send(Page(b"another host's name"), HTTPStatus.FORBIDDEN)
         elif not secrets.compare_digest(token.encode(), self.server.token.encode()):
             self._send(Page(b"trainctl ui prints its address"), HTTPStatus.NOT_FOUND)
         else:
-            self._send(self.server.pages.page(unquote(path), f"/{token}/"))
+            runs = ",".join(parse_qs(query).get("runs", ()))
+            self._send(self.server.pages.page(unquote(path), f"/{token}/", runs=runs))
 
     def _send(self, page: Page, status: HTTPStatus = HTTPStatus.OK) -> None:
         headers = {

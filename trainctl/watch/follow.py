@@ -285,8 +285,8 @@ def wait_until_gone(
                 f"{job.id} still has {counted(len(left), 'task')}; the sweep stops orphaned "
                 f"tasks every five minutes. Their state: trainctl show {job.id}"
             )
-        nodes_left = counted(len(left), "node")
-        hear(f"waiting for {nodes_left} to save and end")
+        what = f"{counted(len(left), 'node')} to save and end" if left else "its end"
+        hear(f"waiting for {what}")
         polling.wait(changed=True)
 
 

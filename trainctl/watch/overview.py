@@ -178,6 +178,8 @@ class View:
         job, spec, result = self.job, self.job.spec, self.result
         usd, why = self.cost.usd, self.cost.why_unknown
         said = "" if self._is_counted else "".join(map(job_log.text, self.lines[-1:]))
+        if said.startswith("node: "):  # of a node that starts: no progress
+            said = ""
         reached = [self.progress.line() if self.progress else "", said.strip()]
         notes = [text.format(result[name]) for name, text in _NOTES.items() if result.get(name)]
         rows = {

@@ -24,7 +24,7 @@ def colored(text: str) -> "Text":
     """Lines in color; where they are not printed on a terminal, the text as it is."""
     from rich.text import Text
 
-    found = Text(text)
+    found = Text.from_ansi(text)  # a program's own colors
     for pattern, style in _STYLES.items():
         found.highlight_regex(pattern, style)
     return found

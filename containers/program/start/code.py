@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import boto3
 
-from containers.host.machine import say
 from containers.program.files.s3_files import ERRORS, open_bucket
 from containers.program.start import packages
 from contract import faults
@@ -27,7 +26,6 @@ from contract.errors import InputError
 from contract.job import JobSpec
 from contract.nodes import ENV_CODE, ENV_CODE_SHA256
 from contract.requirements import source_folders
-from contract.text import counted
 
 #: Ray reads it in the first ``ray.init``: so do its own jobs pass on their environment.
 RAY_VARIABLE: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -205,7 +203,6 @@ def unpack(archive: Path, folder: Path) -> None:
                 code.extract(entry, folder)
                 if not entry.is_dir():
                     path.chmod(0o755 if mode & stat.S_IXUSR else 0o644)
-            say(f"code: {counted(len(code.infolist()), 'file')}")
     # RuntimeError: it is encrypted, or compressed in a way that zipfile does not know.
     except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError) as error:
         raise InputError(f"the code cannot be unpacked: {error}") from None
