@@ -46,11 +46,9 @@ PAGES = ("README.md", *TUTORIALS, "docs/operations.md", "docs/from-the-posts.md"
 
 #: Trains too long for a test; recipe and settings are parsed.
 TRAINS = {
-    "python -m training.launch ddp --local --workers 2 --data fashion-mnist --preset fast "
-    "--run quick",
-    "python -m training.launch ddp --local --workers 2 --data fashion-mnist --preset tuned "
-    "--run mine",
-    "python -m training.launch fsdp --local --workers 2 --run tiny",
+    "trainctl run ddp --workers 2 --data fashion-mnist --preset fast --run quick",
+    "trainctl run ddp --workers 2 --data fashion-mnist --preset tuned --run mine",
+    "trainctl run fsdp --workers 2 --run tiny",
     "trainctl submit ddp --nodes 2 --follow",
     "trainctl submit fsdp --nodes 2 --follow",
     "trainctl shell -- python -m training.launch ddp --run first --data s3://BUCKET/data",

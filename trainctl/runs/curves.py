@@ -28,7 +28,7 @@ class Chart(NamedTuple):
     """A curve as a page draws it."""
 
     lines: Sequence[tuple[str, str, str, str]]
-    """Of each: whose it is, its last value, the points of an SVG's line in a box of 300 times 90,
+    """Owner of each line, its last value, the points of an SVG's line in a box of 300 times 90,
     and for the pointer, in JSON, number, step and value in words of each column."""
     ticks: tuple[str, str]
     """The values at the top and at the bottom."""
@@ -85,7 +85,7 @@ class Curve(NamedTuple):
 
 
 def _columns(points: Points, first: int, last: int, number: int) -> dict[int, Points]:
-    """The least, the largest and the last point of each column that has any, in their order."""
+    """Lowest, highest and last point of each column, in order; empty columns are left out."""
     found = defaultdict[int, list[tuple[int, float]]](list)
     for point in points:
         found[(point[0] - first) * (number - 1) // (last - first or 1)].append(point)

@@ -50,7 +50,7 @@ class Server(ThreadingHTTPServer):
 
 
 def _kept(file: Path) -> str:
-    """What a file has that only this user can read."""
+    """Content of a file that only this user can read."""
     file.touch(0o600)
     return file.read_text()
 
