@@ -31,6 +31,8 @@ from tests.simulation.world import EndedError, World
 #: Seconds in which a sweep may decide by a list of tasks.
 SWEEP_READS_S: Final = 10
 MACHINE: Final = "arn:aws:states:us-east-1:1:stateMachine:jobs"
+#: Share of calls that go wrong in any case.
+UNTROUBLED: Final = 0.01
 #: botocore tries a call so often in all.
 ATTEMPTS: Final = 5
 DAY_S: Final = 86_400
@@ -234,7 +236,7 @@ class Account(base.Account):
         self._clients: dict[str, Client] = {}
         self.on_state: Callable[[str], None] = lambda _name: None
         """Called when a job comes to a state."""
-        self.is_faulty, self.trouble = True, 0.01
+        self.is_faulty, self.trouble = True, UNTROUBLED
         self.is_broken = False
         """The keeper fails at its first call."""
         self.skew_s = self.slack_s = 0.0
@@ -652,7 +654,9 @@ class Account(base.Account):
         for task in [each for each in model.tasks.values() if each["desiredStatus"] == "RUNNING"]:
             job = self.job_of(task)
             kept_s = self.world.now - max(kept_until(task), self.failed_at)
-            if keeper_of(task) and kept_s - self.slack_s > times.SWEEP_EVERY_S + 60:
+            # While AWS is in trouble a sweep takes as long as to the next.
+            num_sweeps = 2 if self.trouble > UNTROUBLED else 1
+            if keeper_of(task) and kept_s - self.slack_s > num_sweeps * times.SWEEP_EVERY_S + 60:
                 self.world.blame(f"a sweep leaves {name_of(task)}, which keeps its host")
             since = max(job.ended if job else 0, task["createdAt"].timestamp(), self.failed_at)
             if job and job.ended and self.world.now - since > 2 * times.SWEEP_EVERY_S + 60:
