@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog=f"python -m {TUNE}", description=__doc__)
     parser.add_argument("--run", required=True, help="first part of the runs' names")
-    parser.add_argument("--vary", action="append", dest="vary", default=[], metavar="NAME=V,V")
+    parser.add_argument("--vary", action="append", default=[], metavar="NAME=V,V")
     parser.add_argument("--trials", default="", metavar="N[:SEED]")
     parser.add_argument("--metric", default="")
     parser.add_argument("--stop-hopeless", action="store_true")

@@ -87,24 +87,28 @@ def containers_run(rehearsal: Rehearsal) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("step", "sign", "after_s"),
+    ("step", "sign", "after_s", "is_kept"),
     [
-        ("start the local AWS", None, 0.3),
+        ("start the local AWS", None, 0.3, True),
         pytest.param(
-            "deploy CoreStack", cloudformation_makes_a_stack, 0.0, marks=pytest.mark.night
+            "deploy CoreStack", cloudformation_makes_a_stack, 0.0, True, marks=pytest.mark.night
         ),
         # Without a network it trains on digits: the start of the command is the same.
-        pytest.param(SUBMIT.partition(" --data")[0], containers_run, 1.0, marks=pytest.mark.night),
+        pytest.param(
+            SUBMIT.partition(" --preset")[0], containers_run, 1.0, False, marks=pytest.mark.night
+        ),
     ],
     ids=["emulator starts", "stack is made", "job starts"],
 )
-def test_an_interrupted_rehearsal_leaves_nothing(
+def test_an_interrupted_rehearsal_leaves_nothing_but_what_it_names(
     deployment: Rehearsal,
     step: str,
     sign: Callable[[Rehearsal], bool] | None,
     after_s: float,
+    is_kept: bool,
     tmp_path: Path,
 ) -> None:
+    """While it comes up, what is up is kept for the same command; later all of it is removed."""
     deployment.down(Steps(1))  # what the tests above have left
     assert left_over(deployment) == []
     environment = {k: v for k, v in os.environ.items() if k != children.NAME}
@@ -135,6 +139,10 @@ def test_an_interrupted_rehearsal_leaves_nothing(
     assert step in last, f"interrupted too late, in the step {last!r}"
     assert code == exits.INTERRUPTED, text
     assert "Traceback" not in text
+    assert ("what is up stays: the same command continues, trainctl local down" in text) == is_kept
+    if is_kept:
+        down = [sys.executable, "-m", "trainctl", "local", "down"]
+        subprocess.run(down, cwd=ROOT, env=environment, check=True, timeout=120)
     assert left_over(deployment) == []
     assert children.find(deployment.name) == []
     assert not deployment.state()

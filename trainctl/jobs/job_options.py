@@ -215,7 +215,6 @@ class JobOptions:
     vary: Annotated[
         list[str] | None,
         typer.Option(
-            "--vary",
             metavar="NAME=V1,V2",
             help="Values of a recipe's setting to try, a run each, on one node each and as many at "
             "a time as there are --nodes. Several: all their combinations.",

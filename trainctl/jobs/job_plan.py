@@ -407,14 +407,8 @@ def _recipe_work(
     slowest = [_training_s(config, each) for each in found.values()]
     work = _Work(
         command=[
-            "python",
-            "-m",
-            LAUNCH,
-            words[0],
-            "--run",
-            run,
-            "--workers",
-            f"{workers}",
+            *("python", "-m", LAUNCH, words[0]),
+            *("--run", run, "--workers", f"{workers}"),
             *words[1:],
         ],
         shapes={name: shapes[name] for name in found},

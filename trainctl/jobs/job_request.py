@@ -113,11 +113,15 @@ def _tuning(options: JobOptions, words: Sequence[str]) -> Tuning | None:
     Raises:
         InputError, UsageError: a setting cannot be tried.
     """
-    own = {"--trials": options.trials, "--metric": options.metric}
-    own["--stop-hopeless"] = "given" * options.stop_hopeless
     if not options.vary:
-        if set_options := [name for name, value in own.items() if value]:
-            raise UsageError(f"{set_options[0]} is for trials: give --vary NAME=V1,V2 too")
+        own = {
+            "--trials": options.trials,
+            "--metric": options.metric,
+            "--stop-hopeless": options.stop_hopeless,
+        }
+        for name, value in own.items():
+            if value:
+                raise UsageError(f"{name} is for trials: give --vary NAME=V1,V2 too")
         return None
     if options.code:
         raise UsageError("--vary is for recipes: a program of your own reads its settings itself")

@@ -6,32 +6,29 @@ role of a person does (docs/security.md).
 """
 
 import contextlib
-import sys
 import threading
 
 import torch
 
 from contract.runs import COMPILED_FILE
 from store import storage
+from training.loop import metrics
 from training.loop.worker import Worker
 from training.record.events import Warned
 
 
 def uncompiled() -> str:
     """Warning about functions that torch could not compile in this process; empty if it could."""
-    total, num_ok = _frames()
-    if total == num_ok:
+    total = _num_functions()
+    num_failed = total - metrics.compiler_count("frames", "ok")
+    if not num_failed:
         return ""
-    return (
-        f"torch could not compile {total - num_ok} of {total} parts: they run as they are, slower"
-    )
+    return f"torch could not compile {num_failed} of {total} parts: they run as they are, slower"
 
 
-def _frames() -> tuple[int, int]:
-    """How many functions torch was to compile in this process, and how many it has."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    frames = dynamo.counters["frames"] if dynamo else {"total": 0, "ok": 0}
-    return int(frames["total"]), int(frames["ok"])
+def _num_functions() -> int:
+    """Number of functions that torch has tried to compile in this process."""
+    return metrics.compiler_count("frames", "total")
 
 
 class CompiledCode:
@@ -44,7 +41,7 @@ class CompiledCode:
             is_used: the run asks for compilation.
         """
         self._worker, self._uri = worker, storage.join(worker.run_uri, COMPILED_FILE)
-        self._keeps, self._num_kept = is_used and worker.rank == 0, _frames()[0]
+        self._keeps, self._num_kept = is_used and worker.rank == 0, _num_functions()
         if not is_used:
             return
         # What cannot be read is compiled.
@@ -55,7 +52,7 @@ class CompiledCode:
     def keep(self) -> None:
         """Save what has been compiled since the last call, beside the training, and warn of what
         could not be; a start that comes too early compiles."""
-        num, _ = _frames()
+        num = _num_functions()
         if not self._keeps or num == self._num_kept:
             return
         self._num_kept = num

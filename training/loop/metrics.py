@@ -224,10 +224,15 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, 700.0))
 
 
-def num_graphs() -> int:
-    """Number of graphs that torch has compiled in this process; 0 where it compiles nothing."""
+def compiler_count(group: str, name: str) -> int:
+    """One of the counters of ``torch.compile`` in this process; 0 if it compiles nothing."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
+    return int(dynamo.counters[group][name]) if dynamo else 0
+
+
+def num_graphs() -> int:
+    """Number of graphs that torch has compiled in this process."""
+    return compiler_count("stats", "unique_graphs")
 
 
 class StepTimer:
