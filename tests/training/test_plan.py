@@ -351,6 +351,40 @@ def test_the_memory_of_a_step_is_what_torch_tracks(kind: str, changes: dict[str,
     assert found == pytest.approx(tracked(values, planned), rel=0.1)
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler, about itself
+@pytest.mark.parametrize("autocast", [False, True], ids=["bf16", "autocast"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3_text", "gpt_neox"])
+def test_a_compiled_block_keeps_what_torchs_partitioner_keeps(kind: str, autocast: bool) -> None:
+    values, num_tokens = {**block(kind), "hidden_size": 256, "num_key_value_heads": 4}, 128
+    shape = model_shapes.of_config(values, model=kind, build=built_shapes.built)
+
+    def kept(layers: int) -> int:
+        """Bytes that a pass keeps for its backward pass."""
+        rest = {key: value for key, value in values.items() if key != "model_type"}
+        config = AutoConfig.for_model(kind, **{**rest, "num_hidden_layers": layers})
+        make: Any = AutoModelForCausalLM.from_config
+        model = make(config, dtype=torch.float32 if autocast else torch.bfloat16)
+        for each in language_models.blocks(model):
+            each.compile(backend="aot_eager_decomp_partition")
+        own = {each.untyped_storage().data_ptr() for each in model.parameters()}
+        saved: dict[int, torch.UntypedStorage] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                saved[storage.data_ptr()] = storage
+            return tensor
+
+        casts = torch.autocast("cpu", torch.bfloat16, enabled=autocast)
+        with casts, torch.autograd.graph.saved_tensors_hooks(keep, lambda each: each):
+            model.base_model(torch.zeros(1, num_tokens, dtype=torch.long), use_cache=False)
+        return sum(map(len, saved.values()))
+
+    found = estimates.Activations.of(shape, "none", autocast=autocast, compiled=True)
+    copies = 2 * shape.block_parameters if autocast else 0
+    assert kept(3) - kept(2) == pytest.approx(found.kept * num_tokens + copies, rel=0.04)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_activation_functions_keep_only_their_input(name: str) -> None:
     given = torch.zeros(64, dtype=torch.bfloat16, requires_grad=True) * 1

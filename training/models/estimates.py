@@ -15,7 +15,9 @@ blocks, vocabulary ``V``:
 * activations: T (L a + 8 h) at the loss (14 h with RMSNorm): a block keeps a = 36 h (none), 22 h
   (selective) or 2 h (full) of a GPT, after arXiv 2205.05198 without the attention matrix; 45.5 h
   and 25 h of a Llama, whose block is gated, 6 bytes more per query and key that have norms of their
-  own, and 8 h for each norm beyond two. One worker: 6 h more in a gated block;
+  own, and 8 h for each norm beyond two. One worker: 6 h more in a gated block. Compiled, a gated
+  block keeps 32.1 h, 2 bytes more per query and key, h for each norm, and one worker 2 h (a test
+  counts what torch's partitioner keeps);
 * loss: 8 bytes for each logit of a chunk (``logit_tokens``) + 4 V h, at the loss only.
 
 The worst moment counts: the loss, the backward pass of the last block or the one before, or the end
@@ -85,6 +87,8 @@ class Setup:
     reduce_dtype: str = "fp32"
     efa: bool = False
     """True if hosts communicate over EFA with all network cards; False: over TCP."""
+    compile: bool = False
+    """True if blocks are compiled."""
 
     def __post_init__(self) -> None:
         if self.machine.gpu is None:
@@ -175,26 +179,33 @@ class Activations:
     """Besides in one block during its backward pass: what is recomputed, and gradients."""
 
     @classmethod
-    def of(cls, shape: ModelShape, recompute: str, *, autocast: bool) -> Self:
+    def of(
+        cls, shape: ModelShape, recompute: str, *, autocast: bool, compiled: bool = False
+    ) -> Self:
         """Activations of a model.
 
         Args:
             recompute: what is recomputed: ``none``, ``selective`` or ``full``.
+            compiled: torch's compiler decides what is kept, and computes the rest again; otherwise
+                each operation keeps its inputs.
             autocast: weights are fp32, and inputs of products are cast, as a single worker does it;
                 otherwise weights are bf16.
         """
         h, i, attention, keys = shape.hidden, shape.intermediate, shape.attention, shape.keys
         if shape.is_gated:
             # Inputs and outputs of products, the gate before and after its function, and RMSNorms,
-            # which compute in fp32.
-            whole = 16.0 * h + 4 * (attention + keys) + 8 * i
+            # which compute in fp32; compiled, norms and the gate's function are computed again.
+            per_width, per_gate, per_head, per_norm = (
+                (8.0, 6, 2, 1) if compiled else (16.0, 8, 6, 8)
+            )
+            whole = per_width * h + 4 * (attention + keys) + per_gate * i
             products = 6.0 * h + 4 * (attention + keys + i)
             if shape.norms_heads:
-                whole += 6 * (attention + keys)
-            whole += 8.0 * h * (shape.norms - 2)
+                whole += per_head * (attention + keys)
+            whole += per_norm * h * (shape.norms - 2)
             if autocast:
                 # The output of a norm is cast to bf16 for each of five matrices by itself.
-                whole += 6 * h
+                whole += (2 if compiled else 6) * h
         else:
             whole = 12.0 * h + 8 * attention + 4 * i
             products = 6.0 * h + 8 * attention + 2 * i
@@ -275,7 +286,7 @@ def _alone(
     """The moments of a step of a single worker, which shards nothing and computes under autocast:
     each trained weight that is multiplied has a copy in bf16, from the first product to its
     backward pass; where blocks are recomputed, only those of one block at a time."""
-    per_token = Activations.of(shape, setup.recompute, autocast=True)
+    per_token = Activations.of(shape, setup.recompute, autocast=True, compiled=setup.compile)
     tokens = setup.microbatch * setup.seq_len
     kept = per_token.kept * shape.layers
     is_frozen = bool(setup.lora_rank)
@@ -321,7 +332,7 @@ def _shared(
         gathered: bytes of a weight of a block that is gathered.
     """
     shards = setup.num_workers
-    per_token = Activations.of(shape, setup.recompute, autocast=False)
+    per_token = Activations.of(shape, setup.recompute, autocast=False, compiled=setup.compile)
     tokens = setup.microbatch * setup.seq_len
     kept = per_token.kept * shape.layers
     has_passes = setup.num_microbatches > 1
