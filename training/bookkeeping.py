@@ -177,7 +177,9 @@ class Bookkeeping:
             device, world_size=self.worker.world_size, evaluates=self._evaluates
         )
         self.timer = metrics.StepTimer(_PHASES, device)
-        self._compiled = CompiledCode(self.worker, is_used=getattr(self.config, "compile", False))
+        settings = self.config.to_json()
+        kind = f"{settings['recipe']} {settings['model']}" if settings.get("compile") else ""
+        self._compiled = CompiledCode(self.worker, kind=kind)
 
     def _judged(self) -> Judge:
         """The evaluations so far. One that the record lacks, because the run ended between a save

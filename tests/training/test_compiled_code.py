@@ -1,4 +1,4 @@
-"""A run's next start, on a host that has compiled nothing, compiles nothing again."""
+"""What a run has compiled is not compiled again: by its next start, or by the next run."""
 
 import os
 import subprocess
@@ -19,8 +19,8 @@ import torch
 from torch._dynamo.utils import counters
 from training.loop.compiled import CompiledCode
 
-worker = SimpleNamespace(run_uri=sys.argv[1], rank=0)
-code = CompiledCode(worker, is_used=True)
+worker = SimpleNamespace(run_uri=sys.argv[1], rank=0, device=torch.device("cpu"))
+code = CompiledCode(worker, kind="ddp resnet18")
 wave = torch.compile(lambda x: (x.sin() + x.cos()).sum())
 wave(torch.ones(64, requires_grad=True)).backward()
 code.keep()
@@ -70,5 +70,10 @@ def test_the_next_start_on_another_host_loads_what_was_compiled(tmp_path: Path) 
     assert first[1] > 0, "it had to compile"
     assert (run / "compiled.bin").stat().st_size
     assert hits_and_misses(run, tmp_path / "two") == [first[1], 0]
-    (run / "compiled.bin").write_bytes(b"damaged")
-    assert hits_and_misses(run, tmp_path / "three")[1] == first[1], "what is damaged is compiled"
+    other = tmp_path / "other"
+    other.mkdir()
+    assert hits_and_misses(other, tmp_path / "three") == [first[1], 0], "runs of a kind share it"
+    (shared,) = tmp_path.glob("*-compiled.bin")
+    for each in (other / "compiled.bin", shared):
+        each.write_bytes(b"damaged")
+    assert hits_and_misses(other, tmp_path / "four")[1] == first[1], "what is damaged is compiled"

@@ -1,11 +1,12 @@
-"""Compiler artifacts of a run, kept in its folder: its next start, on another host too, compiles
-nothing again.
+"""Compiler artifacts, kept in a run's folder and beside it: its next start, and the next run of its
+kind, compile nothing again, on other hosts too.
 
-Such artifacts are code. They are read from the run's own folder only, into which jobs write and no
+Such artifacts are code. They are read only from where runs are stored: jobs write there, and no
 role of a person does (docs/security.md).
 """
 
 import contextlib
+import hashlib
 import threading
 
 import torch
@@ -34,20 +35,28 @@ def _num_functions() -> int:
 class CompiledCode:
     """Artifacts of ``torch.compile`` of one run."""
 
-    def __init__(self, worker: Worker, *, is_used: bool) -> None:
+    def __init__(self, worker: Worker, *, kind: str) -> None:
         """Load what an earlier start has left: before the first step, in which torch compiles.
 
         Args:
-            is_used: the run asks for compilation.
+            kind: recipe and model, for which artifacts are shared by runs; empty if nothing is
+                compiled. What torch loads, it uses only for the same code, settings and GPU.
         """
-        self._worker, self._uri = worker, storage.join(worker.run_uri, COMPILED_FILE)
-        self._keeps, self._num_kept = is_used and worker.rank == 0, _num_functions()
-        if not is_used:
-            return
+        gpu = torch.cuda.get_device_name() if worker.device.type == "cuda" else ""
+        mark = hashlib.sha256(f"{kind} {torch.__version__} {gpu}".encode()).hexdigest()[:12]
+        folder, _, _ = worker.run_uri.rpartition("/")
+        self._worker = worker
+        self._uris = [
+            storage.join(worker.run_uri, COMPILED_FILE),
+            storage.join(folder, f"{mark}-{COMPILED_FILE}"),
+        ]
+        self._keeps, self._num_kept = bool(kind) and worker.rank == 0, _num_functions()
         # What cannot be read is compiled.
-        with contextlib.suppress(Exception):
-            if content := storage.read_bytes(self._uri):
-                torch.compiler.load_cache_artifacts(content)
+        for uri in self._uris if kind else ():
+            with contextlib.suppress(Exception):
+                if content := storage.read_bytes(uri):
+                    torch.compiler.load_cache_artifacts(content)
+                    break
 
     def keep(self) -> None:
         """Save what has been compiled since the last call, beside the training, and warn of what
@@ -64,4 +73,5 @@ class CompiledCode:
 
     def _write(self, content: bytes) -> None:
         with contextlib.suppress(Exception):  # a storage that fails is reported by the next save
-            storage.write_bytes(self._uri, content)
+            for uri in self._uris:
+                storage.write_bytes(uri, content)
