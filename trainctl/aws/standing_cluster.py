@@ -161,8 +161,6 @@ class StandingCluster:
 
     def instances(self, arns: Collection[str]) -> list[str]:
         """Ids of the instances of hosts that are there."""
-        if not arns:
-            return []
         found = self._clients.ecs.describe_container_instances(
             cluster=self._cluster, containerInstances=sorted(arns)[:100]
         )

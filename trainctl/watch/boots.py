@@ -16,7 +16,7 @@ Boot = dict[str, object]
 def of_tasks(deployment: Deployment, tasks: Sequence[Task]) -> list[Boot]:
     """Reports of the hosts of tasks, as far as ECS still knows these hosts."""
     hosts = {task.host for task in tasks if task.host}
-    names = deployment.cluster.instances(hosts)
+    names = deployment.cluster.instances(hosts) if hosts else []
     found = (deployment.bucket.get(f"{HOSTS_PREFIX}/{name}.json") for name in sorted(names))
     return [boot for boot in map(json_object, found) if boot]
 
