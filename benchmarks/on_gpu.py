@@ -68,6 +68,10 @@ STEPS: Final = (
         name="fashion",
         words=f"{_LAUNCH} ddp --local --run posts --json --data {{data}} --preset tuned",
     ),
+    BenchmarkStep(
+        name="fashion-graphs",
+        words=f"{_LAUNCH} ddp --local --run graphs --json --data {{data}} --preset tuned --compile",
+    ),
     BenchmarkStep(name="dolly", words="python -m benchmarks.gpu_fsdp --cases 6.9b --loops recipe"),
     BenchmarkStep(
         name="resnet50",

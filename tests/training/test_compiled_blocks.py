@@ -149,3 +149,16 @@ def test_each_shape_has_a_graph_of_its_own(monkeypatch: pytest.MonkeyPatch, call
             for number in (4, 3, 4, 5):
                 block(torch.zeros(number, 8))
     assert general == [False] * 3, "a graph for each shape, and none for any"
+
+
+@pytest.mark.parametrize(("num_workers", "mode"), [(1, "reduce-overhead"), (2, None)])
+def test_a_small_model_alone_on_its_gpu_is_launched_as_graphs(
+    monkeypatch: pytest.MonkeyPatch, num_workers: int, mode: str | None
+) -> None:
+    compiled: dict[str, Any] = {}
+    monkeypatch.setattr(devices, "has_compiler", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: num_workers)
+    monkeypatch.setattr(replicas, "DistributedDataParallel", lambda model, **_: model)
+    monkeypatch.setattr(torch, "compile", lambda model, **options: compiled.update(options))
+    replicas.distribute(nn.Linear(1, 1), compiles=True, has_graphs=True)
+    assert compiled == {"mode": mode}

@@ -98,7 +98,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
     check_longer(config, saver.recorded, position, order.steps_per_epoch)
 
     worker.emit(phase("model_ready"))
-    forward = replicas.distribute(model, compiles=config.compile)
+    forward = replicas.distribute(model, compiles=config.compile, has_graphs=True)
     worker.emit(course.start(model, step=position.step, parameters=num_parameters, bf16=use_bf16))
     books = Bookkeeping(
         worker,
@@ -126,6 +126,8 @@ def train(worker: Worker, config: DdpConfig) -> None:
             timer.mark("data")
 
             # Forward
+            if config.compile:
+                replicas.begin_step()
             with torch.autocast(device.type, torch.bfloat16, enabled=use_bf16):
                 logits = forward(pixels).logits
             loss_sum = F.cross_entropy(

@@ -25,18 +25,21 @@ def keep_shapes_exact() -> None:
     torch._dynamo.config.recompile_limit = _MOST_SHAPES
 
 
-def distribute(model: nn.Module, *, compiles: bool = False) -> nn.Module:
+def distribute(model: nn.Module, *, compiles: bool = False, has_graphs: bool = False) -> nn.Module:
     """Wrap the model so that backward averages its gradients over the workers. Of a single worker,
     whose GPU would wait for what the wrapper does at each gradient, it stays as it is.
 
     Args:
         compiles: compile the model.
+        has_graphs: of a single worker, launch forward and backward as a CUDA graph each: for models
+            so small that a GPU waits for launches. Begin each step with ``begin_step``.
 
     Raises:
         InputError: there is no compiler.
     """
     replica: nn.Module = model
-    if dist.get_world_size() > 1:
+    is_alone = dist.get_world_size() == 1
+    if not is_alone:
         replica = DistributedDataParallel(
             model,
             # Running statistics, which only evaluation uses, are averaged then; the default sends
@@ -49,7 +52,13 @@ def distribute(model: nn.Module, *, compiles: bool = False) -> nn.Module:
         return replica
     devices.check_compiler("--compile")
     keep_shapes_exact()
-    return cast("nn.Module", torch.compile(replica))
+    mode = "reduce-overhead" if has_graphs and is_alone else None
+    return cast("nn.Module", torch.compile(replica, mode=mode))
+
+
+def begin_step() -> None:
+    """Let CUDA graphs overwrite what those of the step before have returned."""
+    torch.compiler.cudagraph_mark_step_begin()
 
 
 def update(
