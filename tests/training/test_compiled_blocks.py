@@ -1,6 +1,7 @@
 """What a step asks of a GPU, as far as a CPU shows it: graphs of the shapes of training, and no
 value of the device that the host waits for."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from itertools import pairwise
@@ -16,6 +17,7 @@ from benchmarks import rank_groups
 from contract.nodes import Range
 from tests.conftest import ROOT
 from tests.training.local_runs import trained
+from tests.training.test_bookkeeping import COURSE
 from training import bookkeeping
 from training.command import read_command
 from training.fsdp import inputs
@@ -159,6 +161,27 @@ def test_a_small_model_alone_on_its_gpu_is_launched_as_graphs(
     monkeypatch.setattr(devices, "has_compiler", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: num_workers)
     monkeypatch.setattr(replicas, "DistributedDataParallel", lambda model, **_: model)
-    monkeypatch.setattr(torch, "compile", lambda model, **options: compiled.update(options))
+    monkeypatch.setattr(torch, "compile", lambda _, **options: compiled.update(options))
     replicas.distribute(nn.Linear(1, 1), compiles=True, has_graphs=True)
     assert compiled == {"mode": mode}
+
+
+@pytest.mark.parametrize(
+    ("num_epochs", "reason"),
+    [(90, ""), (1, "in the steps left that saves 11 s, less than it takes")],
+)
+def test_a_run_of_pictures_is_compiled_if_its_steps_repay_it(
+    monkeypatch: pytest.MonkeyPatch, num_epochs: int, reason: str
+) -> None:
+    """ResNet50 and ImageNet on eight H200, in three sizes."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    course = dataclasses.replace(
+        COURSE,
+        items_per_step=2048,
+        total_steps=626 * num_epochs,
+        flops_per_item=24.6e9,
+        world_size=8,
+        device=torch.device("cuda"),
+    )
+    assert course.why_not_compile(0, num_shapes=3) == reason
+    assert "less than it takes" in course.why_not_compile(course.total_steps - 9, num_shapes=1)

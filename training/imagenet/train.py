@@ -128,10 +128,11 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
     check_longer(config, saver.recorded, position, order.steps_per_epoch)
 
     worker.emit(phase("model_ready"))
-    compiles = config.compile and device.type == "cuda"
-    if config.compile and not compiles:
-        worker.emit(Noted(message="the model is not compiled: that is for GPUs"))
-    forward = replicas.distribute(model, compiles=compiles)
+    shapes = {*sizes[position.step // order.steps_per_epoch :]}
+    reason = course.why_not_compile(position.step, num_shapes=len(shapes))
+    if config.compile and reason:
+        worker.emit(Noted(message=f"the model is not compiled: {reason}"))
+    forward = replicas.distribute(model, compiles=config.compile and not reason)
     num_parameters = models.num_parameters(model)
     worker.emit(course.start(model, step=position.step, parameters=num_parameters, bf16=use_bf16))
 
