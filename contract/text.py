@@ -1,8 +1,12 @@
 """Numbers, durations and names in words."""
 
 import difflib
+import os
+import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 
 def duration(seconds: float) -> str:
@@ -105,3 +109,12 @@ def _ascii(text: str) -> str:
     if "_" in text or not text.isascii():
         raise ValueError(f"{text!r} is not a number in ASCII digits")
     return text
+
+
+def program(name: str) -> str:
+    """Word that starts a program of this Python's environment in a shell here: its path, unless
+    the shell finds it by its name."""
+    found = Path(sys.executable).with_name(name)
+    if not found.exists() or shutil.which(name) == str(found):
+        return name
+    return min(str(found), os.path.relpath(found), key=len)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from importlib import import_module
 from typing import Any, Final
 
-from contract import runs
+from contract import runs, text
 from contract.errors import InputError
 from training.data import catalog
 from training.data.download import Report
@@ -146,7 +146,8 @@ class Recipe:
         paths, name = runs.RunPaths(run_uri), run_uri.rpartition("/")[2]
         in_bucket = "://" in run_uri
         whole = f"trainctl download {name}" if in_bucket else paths.model
-        export = f"trainctl export {name}" if in_bucket else f"python -m training.export {run_uri}"
+        own = f"{text.program('python')} -m training.export {run_uri}"
+        export = f"trainctl export {name}" if in_bucket else own
         model = {
             ModelForm.FOLDER: {"model": whole},
             ModelForm.SHARDED: {"export": f"{export} --to DIR"},
@@ -164,7 +165,10 @@ class Recipe:
         if self.model is ModelForm.SHARDED:
             lines, folder = [self.places(run_uri)["export"]], "DIR"
         elif self.model is ModelForm.FOLDER:
-            lines, folder = [f"trainctl predict {name if in_bucket else run_uri} PICTURE"], run_uri
+            predict = f"trainctl predict {name}"
+            if not in_bucket:
+                predict = f"{text.program('trainctl')} predict {run_uri}"
+            lines, folder = [f"{predict} PICTURE"], run_uri
             if settings.get("model") in self.own_models:
                 return lines
             if in_bucket:

@@ -5,6 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from contract import text
 from contract.errors import InputError
 from training.data import catalog, sources
 from training.data.download import Report
@@ -36,8 +37,9 @@ def look_at(config: DdpConfig) -> None:
             layout.find(Path(config.data))  # raises where no recipe takes them
             raise InputError(
                 f"data folder {config.data} has pictures, and this recipe trains on "
-                f"{', '.join(catalog.IDX_FILES)}; recipe imagenet takes them: trainctl run "
-                f"imagenet {A_FEW_PICTURES} --data {shlex.quote(config.data)}"
+                f"{', '.join(catalog.IDX_FILES)}; recipe imagenet takes them: "
+                f"{text.program('trainctl')} run imagenet {A_FEW_PICTURES} --data "
+                f"{shlex.quote(config.data)}"
             ) from None
 
 
