@@ -45,6 +45,7 @@ def test_a_model_in_the_bucket_that_transformers_does_not_know_is_used(
     picture = str(tmp_path / "a.png")
     Image.fromarray(np.eye(28, dtype=np.uint8)).save(picture)
     assert "has no model/preprocessor_config.json" in cli.refuses("predict", "r1", picture)
+    assert "there is no folder runs/r1/model" in cli.refuses("predict", "runs/r1", picture)
     account.objects |= {
         "runs/r1/model/model.safetensors": (tmp_path / "model.safetensors").read_bytes(),
         "runs/r1/model/config.json": model.config.to_json_string().encode(),

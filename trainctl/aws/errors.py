@@ -69,7 +69,8 @@ def _known(error: Exception) -> CliError | None:
         case aws.NoCredentialsError():
             return UsageError(
                 "No AWS account is set up here: run aws configure (region and keys) or aws sso "
-                "login; without an account: make local"
+                "login; without an account: make local. Runs of this machine need none: trainctl "
+                "run, ls, show, report, top, ui, predict"
             )
         case aws.TokenRetrievalError() | aws.SSOError() | aws.LoginError():
             return CliError("the AWS login has expired: aws sso login")

@@ -34,6 +34,8 @@ def predict(
         raise UsageError(NEEDS_PACKAGES.format(error.name)) from None
     with tempfile.TemporaryDirectory(prefix="model-") as fetched:
         folder = Path(run, MODEL_DIR)
+        if "/" in run and not folder.is_dir():
+            raise UsageError(f"there is no folder {folder}: give the name or the folder of a run")
         if not folder.is_dir():
             folder, prefix = Path(fetched), f"{run_prefix(run)}{MODEL_DIR}/"
             where.find().bucket.fetch(prefix, folder)
