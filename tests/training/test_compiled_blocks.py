@@ -18,12 +18,11 @@ from contract.nodes import Range
 from tests.conftest import ROOT
 from tests.training.local_runs import trained
 from tests.training.test_bookkeeping import COURSE
-from training import bookkeeping
+from training import bookkeeping, recipes
 from training.command import read_command
-from training.fsdp import inputs
-from training.fsdp.settings import FsdpConfig
 from training.loop import losses
 from training.models import language_models, replicas
+from training.settings import RunConfig
 from training.system import devices
 
 #: Operations that read values of a tensor: from a GPU, the host waits for them.
@@ -42,22 +41,30 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def config_of(words: str, folder: Path, patch: pytest.MonkeyPatch) -> FsdpConfig:
-    """A run of this process by itself, of two passes a step."""
+#: Two passes a step.
+TEXT = f"fsdp --preset tiny --data {ROOT / 'LICENSE'} --held-out-every 5 --global-batch 8"
+
+
+def config_of(words: str, folder: Path, patch: pytest.MonkeyPatch) -> RunConfig:
+    """A run of this process by itself."""
     patch.setenv("TRAINING_CACHE_DIR", str(folder))
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     for name, value in {**rank, "MASTER_PORT": str(rank_groups.free_port())}.items():
         patch.setenv(name, value)
-    given = ["fsdp", "--preset", "tiny", "--data", str(ROOT / "LICENSE"), "--held-out-every", "5"]
-    given += ["--global-batch", "8", *words.split()]
-    config = read_command(given, run="run", workers=Range(1, 1), storage=str(folder))
-    assert isinstance(config, FsdpConfig)
-    return inputs.prepare(config)
+    config = read_command(words.split(), run="run", workers=Range(1, 1), storage=str(folder))
+    return recipes.by_name(config.recipe).prepare(config)
 
 
-@pytest.mark.parametrize("more", ["", "--isolate-documents"], ids=["text", "packed"])
+OF_TEXT = f"{TEXT} --evaluate-every 9 --sample-tokens 0 --microbatch 4"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["ddp --preset digits", OF_TEXT, f"{OF_TEXT} --isolate-documents"],
+    ids=["pictures", "text", "packed"],
+)
 def test_between_reports_the_host_reads_no_value_of_the_device(
-    more: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(bookkeeping, "_SLOW_STEP_S", 1e9)
     reads, at = Reads(), list[int]()
@@ -74,8 +81,7 @@ def test_between_reports_the_host_reads_no_value_of_the_device(
     real_list = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", to_list)
     monkeypatch.setattr(bookkeeping.Bookkeeping, "step", step)
-    words = "--max-steps 7 --evaluate-every 9 --report-every 3 --sample-tokens 0 --microbatch 4"
-    config = config_of(f"{words} {more}", tmp_path, monkeypatch)
+    config = config_of(f"{command} --max-steps 7 --report-every 3", tmp_path, monkeypatch)
     with reads:
         trained(config)
     found = [after - before for before, after in pairwise(at)]
@@ -107,7 +113,7 @@ def test_samples_and_uneven_evaluation_leave_the_shapes_of_training_static(
     monkeypatch.setattr(language_models, "COMPILED", ("cpu",))
     # Passes of four sequences, also while evaluating, and the last two sequences by themselves.
     words = "--max-steps 2 --evaluate-every 1 --sample-tokens 3 --microbatch 5 --eval-sequences 6"
-    trained(config_of(words, tmp_path, monkeypatch))
+    trained(config_of(f"{TEXT} {words}", tmp_path, monkeypatch))
     # One graph serves all blocks, another the loss, whose gradients are made on the way. A dynamic
     # dimension is a symbol: s33.
     assert [trains for trains, _ in graphs] == [False, False, True, False]
