@@ -1,4 +1,5 @@
-"""``trainctl open``: Ray's dashboard of a running cluster, or CloudWatch's, in the browser."""
+"""``trainctl open``: Ray's dashboard of a running cluster, a page that a job's program serves, such
+as a notebook, or CloudWatch's dashboard, in the browser."""
 
 import webbrowser
 from typing import Annotated
@@ -6,12 +7,16 @@ from typing import Annotated
 import typer
 
 from contract import nodes
+from contract.job import Placement
+from contract.text import duration
 from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
+from trainctl.aws.jobs import JobExecution
 from trainctl.aws.tasks import Task
-from trainctl.options import Browser, Port, Where
-from trainctl.setup.plugin import require_free, require_plugin, tunnel
+from trainctl.jobs.pricing import activity_of, an_hour
+from trainctl.options import Browser, Where
+from trainctl.setup.plugin import free_port, require_plugin, tunnel
 
 
 def open_(
@@ -34,14 +39,26 @@ def open_(
         bool,
         typer.Option("--token", help="Only print the token that Ray's dashboard asks for."),
     ] = False,
-    port: Port = nodes.DASHBOARD_PORT,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="A port that the job's program serves, such as a notebook's, instead of Ray's "
+            "dashboard.",
+            metavar="PORT",
+        ),
+    ] = None,
     browser: Browser = True,
     where: Where,
 ) -> None:
-    """Open Ray's dashboard: a tunnel to the head, until Ctrl-C.
+    """Open Ray's dashboard, or a page of a job's program: a tunnel to the node, until Ctrl-C.
 
     Nothing of the cluster is reachable from outside; the tunnel is Systems Manager's. All clusters
-    of a deployment have the same token.
+    of a deployment have the same token. A program is reached where it runs: on the first worker
+    node, or on the head.
+
+    Example: trainctl open RUN --port 8888
     """
     if dashboard and (token or name):
         raise UsageError("--dashboard shows the whole deployment: leave out JOB and --token")
@@ -52,21 +69,23 @@ def open_(
     if token:
         output.print_text(deployment.ray_token)
         return
-    head = _running_head(deployment, name)
+    job = deployment.jobs.find(name) if name else None
+    node = _running_node(deployment, job, is_of_program=port is not None)
+    path, hint = "", "It asks for the cluster's token: trainctl open --token."
+    if port:
+        path, hint = deployment.logs.page(node, port), _terms(job)
+    there = port or nodes.DASHBOARD_PORT
     if deployment.is_local:  # its address is one of this machine's
-        address = f"http://{head.address}:{nodes.DASHBOARD_PORT}"
-        output.print_text(address)
-        output.say("It asks for the cluster's token: trainctl open --token")
+        output.print_text(f"http://{node.address}:{there}{path}")
+        output.say(f"{hint} A program has to listen at 0.0.0.0.".lstrip() if port else hint)
         return
     require_plugin()
-    require_free(port)
-    address = f"http://localhost:{port}"
-    with tunnel(deployment, head, port=nodes.DASHBOARD_PORT, local_port=port) as process:
+    here = free_port(there)
+    address = f"http://localhost:{here}{path}"
+    with tunnel(deployment, node, port=there, local_port=here) as process:
         try:
             output.print_text(address)
-            output.say(
-                "It asks for the cluster's token: trainctl open --token. Ctrl-C closes the tunnel."
-            )
+            output.say(f"{hint} Ctrl-C closes the tunnel.".lstrip())
             if browser:
                 webbrowser.open(address)
             process.communicate()
@@ -75,17 +94,33 @@ def open_(
     raise CliError("the tunnel was closed: trainctl open opens it again")
 
 
-def _running_head(deployment: Deployment, name: str | None) -> Task:
-    """The head of a job or run, or that of the standing cluster.
+def _terms(job: JobExecution | None) -> str:
+    """Price and end of a job whose program serves a page; empty without a job."""
+    if job is None or job.spec is None:
+        return ""
+    spec, price = job.spec, "unknown"
+    if spec.prices:
+        price = an_hour(spec.prices, spec.nodes.high)
+    idle = f"; idle for {duration(spec.hang_s)} without a connection, it is ended" * (
+        spec.hang_s > 0
+    )
+    return f"Its price is {price}, until it ends (trainctl stop {job.id}){idle}."
+
+
+def _running_node(deployment: Deployment, job: JobExecution | None, *, is_of_program: bool) -> Task:
+    """The head of a job or of the standing cluster; or the node of a job's program.
 
     Raises:
         CliError: none is running.
     """
-    if name is None:
+    if job is None:
         tasks = [task for task in deployment.cluster.tasks() if task.is_head]
         missing = "the standing cluster is down: trainctl cluster up, or name a job (trainctl ls)"
+    elif is_of_program and job.spec and job.spec.on == Placement.NODES:
+        first = activity_of(deployment, job).nodes[:1]
+        tasks = [task for task in deployment.jobs.alive(job) if task.address in first]
+        missing = f"the program of {job.id} does not run: trainctl logs {job.id}"
     else:
-        job = deployment.jobs.find(name)
         tasks = deployment.jobs.heads(job)
         missing = f"{job.id} has no running head: trainctl show {job.id}"
     running = [task for task in tasks if task.status == "RUNNING"]

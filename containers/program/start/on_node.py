@@ -296,7 +296,7 @@ class Launcher:
                 lines=self._lines.num_new,
                 printed=self._lines.num,
                 written_ns=self._mirror.worked_ns if self._mirror else 0,
-                is_served=shell.is_open(),
+                is_served=watch.is_served(pids) or shell.is_open(),
             )
             if self._others and not self._peers.addresses:
                 self._peers = joined.peers(pids, self._watched, self._others)

@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -239,6 +240,22 @@ def test_a_shell_is_in_the_place_of_the_program_also_after_its_end(
     assert opened("sh", "-c", f"{sys.executable} -c '{ask}'; true").stdout == "True\n"
     found = opened("no-such")
     assert (found.returncode, "error: no-such cannot be run" in found.stderr) == (2, True)
+
+
+def test_a_notebook_that_a_person_has_open_is_alive(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "EVERY_S", 0.0)
+    serve = "import socket as s; o = s.create_server(('127.0.0.1', 0)); "
+    serve += "open('new', 'w').write(f'{o.getsockname()[1]}'); "
+    serve += "__import__('os').rename('new', 'port'); t = o.accept(); input()"
+    here = Here(folder, f'{sys.executable} -c "{serve}" < /dev/zero')
+    here.start()
+    port = int(here.wait_for("port").read_text())
+    is_served = lambda: here.launcher.status().signs.is_served  # noqa: E731
+    assert not is_served()
+    with socket.create_connection(("127.0.0.1", port)):
+        eventually("a served page", is_served, every_s=0.02)
 
 
 def test_processes_of_one_node_write_each_line_in_one_piece(
