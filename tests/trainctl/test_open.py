@@ -1,4 +1,4 @@
-"""``trainctl open`` and ``trainctl report``: pages about a deployment and a run, or of a program."""
+"""``trainctl open`` and ``trainctl report``: pages about a deployment and a run, or a program."""
 
 import json
 import re
@@ -149,4 +149,4 @@ def test_a_notebook_opens_where_its_program_runs_with_its_token_and_terms(
     assert found
     assert int(found[1]) != port
     assert (tmp_path / "asked").read_text() == f"ecs:cluster_{target} ['{port}']\n"
-    assert re.search(r"\$.* an hour .* idle for 10 min 0 s without a connection", said.err)
+    assert re.search(r"\$.* an hour .* 10 min 0 s without a connection", said.err)

@@ -1,6 +1,5 @@
 """Log streams of nodes in CloudWatch."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -95,21 +94,6 @@ class NodeLogs:
     def last_lines(self, task: Task, number: int = 5) -> list[str]:
         """The end of a node's log; empty when it has none. One call."""
         return self._read(self.stream(task), limit=number) or []
-
-    def page(self, task: Task, port: int) -> str:
-        """Path, with its token, of the page that a node's program printed for a port, as Jupyter
-        does; empty where it printed none. Lines of a log are shown without tokens."""
-        request: FilterLogEventsRequestPaginateTypeDef = {
-            "logGroupName": self.group,
-            "logStreamNames": [self.stream(task)],
-            "filterPattern": "%token=%",
-        }
-        found: list[str] = []
-        with unless("ResourceNotFoundException"):
-            pages = self._clients.logs.get_paginator("filter_log_events").paginate(**request)
-            for event in pages.search("events[]"):
-                found += re.findall(rf"://[^\s/]+:{port}(/\S*token=\S+)", event["message"])
-        return found[-1] if found else ""
 
     def ray_size(self, head: Task) -> ClusterSize | None:
         """Size of the Ray cluster in the head's log; None while it reports nothing."""

@@ -1,8 +1,9 @@
 """``trainctl open``: Ray's dashboard of a running cluster, a page that a job's program serves, such
 as a notebook, or CloudWatch's dashboard, in the browser."""
 
+import re
 import webbrowser
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -17,6 +18,9 @@ from trainctl.aws.tasks import Task
 from trainctl.jobs.pricing import activity_of, an_hour
 from trainctl.options import Browser, Where
 from trainctl.setup.plugin import free_port, require_plugin, tunnel
+
+#: Lines of a node's log in which an address is looked for: all that CloudWatch has in one answer.
+_LINES: Final = 10_000
 
 
 def open_(
@@ -73,7 +77,10 @@ def open_(
     node = _running_node(deployment, job, is_of_program=port is not None)
     path, hint = "", "It asks for the cluster's token: trainctl open --token."
     if port:
-        path, hint = deployment.logs.page(node, port), _terms(job)
+        # Jupyter prints its address with a token, which other commands do not show.
+        printed = "\n".join(deployment.logs.last_lines(node, _LINES))
+        path = "".join(re.findall(rf"://[^\s/]+:{port}(/\S*token=\S+)", printed)[-1:])
+        hint = _terms(job)
     there = port or nodes.DASHBOARD_PORT
     if deployment.is_local:  # its address is one of this machine's
         output.print_text(f"http://{node.address}:{there}{path}")
@@ -96,15 +103,14 @@ def open_(
 
 def _terms(job: JobExecution | None) -> str:
     """Price and end of a job whose program serves a page; empty without a job."""
-    if job is None or job.spec is None:
+    if not (job and job.spec and job.spec.prices):
         return ""
-    spec, price = job.spec, "unknown"
-    if spec.prices:
-        price = an_hour(spec.prices, spec.nodes.high)
-    idle = f"; idle for {duration(spec.hang_s)} without a connection, it is ended" * (
-        spec.hang_s > 0
+    price = an_hour(job.spec.prices, job.spec.nodes.high)
+    idle = duration(job.spec.hang_s) if job.spec.hang_s else "no time"
+    return (
+        f"Its price is {price}, until trainctl stop {job.id}, its deadline, or {idle} without a "
+        "connection and another sign of life."
     )
-    return f"Its price is {price}, until it ends (trainctl stop {job.id}){idle}."
 
 
 def _running_node(deployment: Deployment, job: JobExecution | None, *, is_of_program: bool) -> Task:

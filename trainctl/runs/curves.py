@@ -54,6 +54,13 @@ class Curve(NamedTuple):
         columns = _columns(self.lines[whose], *self._ends(), _WIDTH).values()
         return "".join(_BLOCKS[round((some[-1][1] - low) * scale)] for some in columns)
 
+    def words(self) -> list[tuple[str, str]]:
+        """Names of its lines, and the lines in text: ``Loss training``, ``▇▅▃▂▁ 0.21``."""
+        return [
+            (f"{self.title} {whose}", f"{self.spark(whose)} {self.form(points[-1][1])}")
+            for whose, points in self.lines.items()
+        ]
+
     def chart(self) -> Chart:
         """Its lines, with axes; what stands out is drawn, however many steps there are."""
         (first, last), (low, high) = self._ends(), self._range()

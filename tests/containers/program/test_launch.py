@@ -34,6 +34,8 @@ from tests.aws.s3 import S3
 from tests.containers.program.nodes_here import PATH
 from tests.containers.program.saved_files import saved_in
 from tests.eventually import eventually
+from trainctl.runs.curves import curves_of
+from training.record.events import parse_metrics
 
 ORDER = JobSpec(run="r1", command=("true",), nodes=Range(2, 2))
 BOTH = ("10.0.0.6", "10.0.0.7")
@@ -252,10 +254,9 @@ def test_a_notebook_that_a_person_has_open_is_alive(
     here = Here(folder, f'{sys.executable} -c "{serve}" < /dev/zero')
     here.start()
     port = int(here.wait_for("port").read_text())
-    is_served = lambda: here.launcher.status().signs.is_served  # noqa: E731
-    assert not is_served()
+    assert not here.launcher.status().signs.is_served
     with socket.create_connection(("127.0.0.1", port)):
-        eventually("a served page", is_served, every_s=0.02)
+        eventually("a person", lambda: here.launcher.status().signs.is_served, every_s=0.02)
 
 
 def test_processes_of_one_node_write_each_line_in_one_piece(
@@ -539,6 +540,40 @@ def test_leftovers_of_an_earlier_start_are_not_taken_for_code(
     here.start(number=0, start=1, files=begin(bucket, [0]))
     assert here.wait().code == 0
     assert saved_in(s3, "r1") == {"work/model": "1\n", "home/state": "r1\nr1\n"}
+
+
+#: A program with TensorBoard's own writer, which torch's SummaryWriter uses, and a torn file.
+WRITES = """
+from pathlib import Path
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+for folder in ("runs/good", "runs/torn"):
+    writer = EventFileWriter(folder)
+    for step in range(1000):
+        value = Summary.Value(tag="train/loss", simple_value=1.0 / (step + 1))
+        writer.add_event(Event(step=step, summary=Summary(value=[value])))
+    writer.close()
+(torn,) = Path("runs/torn").iterdir()
+torn.write_bytes(torn.read_bytes()[:-9])
+"""
+
+
+def test_scalars_of_a_program_are_curves_of_its_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard")
+    s3 = S3()
+    monkeypatch.setattr(store, "_client", lambda: s3)
+    here = Here(folder, "", sys.executable, "-c", WRITES, storage="s3://bucket")
+    here.start(number=0, rank=0, files=begin(Bucket("s3://bucket/runs/r1/output", s3), [0]))
+    assert here.wait().code == 0
+    good, torn = curves_of(parse_metrics(s3.objects["runs/r1/metrics.jsonl"]))
+    points = good.lines[""]
+    assert (good.title, len(points), points[-1][0]) == ("Train/loss good", 300, 999)
+    assert (torn.title, torn.lines[""][-1][0]) == ("Train/loss torn", 998)
+    assert capfd.readouterr().out.count("warning: TensorBoard: Truncated record in ") == 1
 
 
 def test_a_notice_reaches_the_program_as_sigterm_with_the_time_left(
