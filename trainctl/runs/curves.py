@@ -1,10 +1,11 @@
 """Curves of a run from its record in the bucket, while it trains: ``trainctl top`` and ``ui``."""
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from itertools import pairwise
+from itertools import groupby, islice, pairwise
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +23,9 @@ _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _WIDTH: Final = 24
 #: Columns of a chart.
 _COLUMNS: Final = 150
+#: A step of a record with its loss; parts into which the steps of a long one are cut.
+_STEP: Final = re.compile(rb'\{"type": "step", [^l]*"loss": (-?[\d.e+-]+), [^}]*\}')
+_PARTS: Final = 600
 
 
 class Chart(NamedTuple):
@@ -126,7 +130,6 @@ class LiveRecord:
         self._bucket, self._run = bucket, run
         self._changed: datetime | None = None
         self._curves: list[Curve] = []
-        self._metrics, self._parsed = Metrics(), (0, hash(b""))
 
     def curves(self) -> list[Curve]:
         """Its curves so far."""
@@ -135,18 +138,24 @@ class LiveRecord:
         changed = files.get(prefix + METRICS_FILE)
         if changed != self._changed:
             content = self._bucket.read_of_run(self._run, METRICS_FILE)
-            self._parse(content or b"")
-            self._curves, self._changed = curves_of(self._metrics), changed
+            self._curves = curves_of(parse_metrics(thinned(content or b"")))
+            self._changed = changed
         return self._curves
 
-    def _parse(self, content: bytes) -> None:
-        """Parse the whole lines that are new: a long record grows at its end."""
-        size, known = self._parsed
-        if hash(content[:size]) != known:
-            size, self._metrics = 0, Metrics()
-        end = content.rfind(b"\n") + 1
-        self._metrics = parse_metrics(content[size:end], after=self._metrics)
-        self._parsed = end, hash(content[:end])
+
+def thinned(content: bytes) -> bytes:
+    """A record without most steps of a long one: of each few the first, the last, and those with
+    the lowest and the highest loss stay. To parse a line takes longer than to draw it."""
+    lines = content.split(b"\n")
+    found = map(_STEP.fullmatch, lines)
+    losses = {number: float(each[1]) for number, each in enumerate(found) if each}
+    size, left_out = len(losses) // _PARTS + 1, set[int]()
+    # Those of one lease, which is the last one of a line's fields.
+    for _, own in groupby(losses, key=lambda number: lines[number].partition(b'"lease"')[2]):
+        while some := [*islice(own, size)]:
+            chosen = min(some, key=losses.__getitem__), max(some, key=losses.__getitem__)
+            left_out.update({*some} - {some[0], *chosen, some[-1]})
+    return b"\n".join(line for number, line in enumerate(lines) if number not in left_out)
 
 
 def curves_of(metrics: Metrics) -> list[Curve]:
