@@ -14,7 +14,7 @@ from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.jobs import JobExecution
-from trainctl.aws.tasks import Task
+from trainctl.commands.shell import choose
 from trainctl.jobs.pricing import activity_of, an_hour
 from trainctl.options import Browser, Where
 from trainctl.setup.plugin import free_port, require_plugin, tunnel
@@ -74,8 +74,12 @@ def open_(
         output.print_text(deployment.ray_token)
         return
     job = deployment.jobs.find(name) if name else None
-    node = _running_node(deployment, job, is_of_program=port is not None)
+    tasks = deployment.jobs.alive(job) if job else deployment.cluster.tasks()
     path, hint = "", "It asks for the cluster's token: trainctl open --token."
+    if port and job and job.spec and job.spec.on == Placement.NODES:
+        node = choose(tasks, node="0", addresses=activity_of(deployment, job).nodes)
+    else:
+        node = choose(tasks, node=nodes.HEAD)
     if port:
         # Jupyter prints its address with a token, which other commands do not show.
         printed = "\n".join(deployment.logs.last_lines(node, _LINES))
@@ -111,28 +115,6 @@ def _terms(job: JobExecution | None) -> str:
         f"Its price is {price}, until trainctl stop {job.id}, its deadline, or {idle} without a "
         "connection and another sign of life."
     )
-
-
-def _running_node(deployment: Deployment, job: JobExecution | None, *, is_of_program: bool) -> Task:
-    """The head of a job or of the standing cluster; or the node of a job's program.
-
-    Raises:
-        CliError: none is running.
-    """
-    if job is None:
-        tasks = [task for task in deployment.cluster.tasks() if task.is_head]
-        missing = "the standing cluster is down: trainctl cluster up, or name a job (trainctl ls)"
-    elif is_of_program and job.spec and job.spec.on == Placement.NODES:
-        first = activity_of(deployment, job).nodes[:1]
-        tasks = [task for task in deployment.jobs.alive(job) if task.address in first]
-        missing = f"the program of {job.id} does not run: trainctl logs {job.id}"
-    else:
-        tasks = deployment.jobs.heads(job)
-        missing = f"{job.id} has no running head: trainctl show {job.id}"
-    running = [task for task in tasks if task.status == "RUNNING"]
-    if not running:
-        raise CliError(missing)
-    return running[-1]
 
 
 def _open_console(deployment: Deployment, *, browser: bool) -> None:

@@ -85,9 +85,8 @@ _OURS: Final = {name: ours for names in NAMES.values() for name, ours in names.i
 _LAUNCHERS: Final = {"srun", "mpirun", "mpiexec", "horovodrun", "sbatch", "torchx"}
 #: ``$NAME`` and ``${NAME}``: with a default, a dot or a colon it is a program's own or its shell's.
 _NAME: Final = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-#: Programs that train nothing, and wait: for a time, and for a person at a port.
-_WAITING: Final = re.compile(r"sleep|tail|sshd")
-_SERVING: Final = re.compile(r"jupyter(-\w+)?|tensorboard|mlflow|code-server|marimo")
+#: Programs that train nothing, and wait.
+_WAITING: Final = re.compile(r"sleep|tail|jupyter(-\w+)?|tensorboard|mlflow|code-server|sshd")
 
 
 def check(
@@ -121,13 +120,9 @@ def check(
     name = first.words[0]
     if _WAITING.fullmatch(name):
         warnings.append(
-            f"{name} shows no sign of life while it waits, and is ended for that: --hang-minutes 0 "
-            "leaves it until the deadline"
-        )
-    if _SERVING.fullmatch(name):
-        warnings.append(
-            f"{name} costs the price per hour until it ends: trainctl open RUN --port PORT reaches "
-            "it, and without a connection or another sign of life it is ended after --hang-minutes"
+            f"{name} shows no sign of life while it waits, and is ended for that: a page that is "
+            "open (trainctl open RUN --port PORT) is one, and --hang-minutes 0 leaves it until the "
+            "deadline; its hosts cost the price per hour"
         )
     if own_programs is not None and not {name} & {*own_programs, *programs()} and "/" not in name:
         raise UsageError(

@@ -5,7 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from itertools import groupby, islice, pairwise
+from itertools import islice, pairwise
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -149,12 +149,10 @@ def thinned(content: bytes) -> bytes:
     lines = content.split(b"\n")
     found = map(_STEP.fullmatch, lines)
     losses = {number: float(each[1]) for number, each in enumerate(found) if each}
-    size, left_out = len(losses) // _PARTS + 1, set[int]()
-    # Those of one lease, which is the last one of a line's fields.
-    for _, own in groupby(losses, key=lambda number: lines[number].partition(b'"lease"')[2]):
-        while some := [*islice(own, size)]:
-            chosen = min(some, key=losses.__getitem__), max(some, key=losses.__getitem__)
-            left_out.update({*some} - {some[0], *chosen, some[-1]})
+    numbers, left_out = iter(losses), set[int]()
+    while some := [*islice(numbers, len(losses) // _PARTS + 1)]:
+        extremes = min(some, key=losses.__getitem__), max(some, key=losses.__getitem__)
+        left_out.update({*some} - {some[0], *extremes, some[-1]})
     return b"\n".join(line for number, line in enumerate(lines) if number not in left_out)
 
 

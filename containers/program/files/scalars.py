@@ -9,6 +9,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,9 +21,9 @@ from training.record.events import Evaluation, to_json
 
 #: The last round may take so long: a node that goes has little more.
 _LAST_S: Final = 5.0
-#: Points of a curve, a sample of all; curves of a run, those of its first folders.
+#: Points of a curve, a sample of all; of all curves.
 _POINTS: Final = 300
-_CURVES: Final = 100
+_MOST_POINTS: Final = 30_000
 #: Beyond this, as of pictures, reading would take minutes of a processor.
 _MOST_BYTES: Final = 2**28
 
@@ -60,7 +61,8 @@ def start(folder: Path, record: str, say: Callable[[str], None]) -> Callable[[],
                 if files and sum(each.stat().st_size for each in files) < _MOST_BYTES:
                     events.AddRunsFromDirectory(str(folder))
                     events.Reload()
-                    open_bucket(record).put(METRICS_FILE, "".join(_lines(events)).encode())
+                    content = "".join(islice(_lines(events), _MOST_POINTS))
+                    open_bucket(record).put(METRICS_FILE, content.encode())
         logger.removeFilter(hear)
 
     reader = in_background(read)
@@ -74,9 +76,9 @@ def start(folder: Path, record: str, say: Callable[[str], None]) -> Callable[[],
 
 def _lines(events: Any) -> Iterator[str]:
     """Lines of ``metrics.jsonl``, from TensorBoard's multiplexer."""
-    names = ((run, tag) for run, tags in events.Runs().items() for tag in tags["scalars"])
-    for run, tag in sorted(names)[:_CURVES]:
-        name = f"{tag} {Path(run).name}"
-        for each in events.Scalars(run, tag):
-            found = Evaluation(step=each.step, epoch=0.0, measures={name: each.value})
-            yield f"{json.dumps(to_json(found))}\n"
+    for run, tags in sorted(events.Runs().items()):
+        for tag in tags["scalars"]:
+            for each in events.Scalars(run, tag):
+                figures = {f"{tag} {Path(run).name}": each.value}
+                found = Evaluation(step=each.step, epoch=0.0, measures=figures)
+                yield f"{json.dumps(to_json(found))}\n"
