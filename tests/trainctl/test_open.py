@@ -3,7 +3,6 @@
 import json
 import re
 import socket
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,7 +11,10 @@ import pytest
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl.aws.deployment import LOCAL_ACCOUNT
+from trainctl.setup.plugin import free_port
 from training.record.goodput import Activity
+
+ADDRESSES = "10.0.0.7", "10.0.0.8"
 
 
 @pytest.fixture(autouse=True)
@@ -109,44 +111,28 @@ def test_a_local_deployment_needs_no_tunnel(account: Account, cli: Cli) -> None:
     assert cli("open").out == "http://10.0.0.0:8265\n"
 
 
-#: Carries a tunnel until its first connection, as the plug-in would.
-PLUGIN = """#!{python}
-import json, socket, sys
-if "--version" in sys.argv:
-    sys.exit(print("1.2.700.0"))
-request = json.loads(sys.argv[5])
-print(request["Target"], request["Parameters"]["portNumber"], flush=True, file=open({log!r}, "w"))
-port = int(request["Parameters"]["localPortNumber"][0])
-socket.create_server(("127.0.0.1", port)).accept()
-"""
-#: What Jupyter Lab 4.6 prints.
-PRINTED = "[I 19:34:02.123 ServerApp] http://localhost:{port}/lab?token={token}"
-TOKEN = "0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f6071"
-
-
-@pytest.mark.parametrize("on", ["nodes", "head"])
+@pytest.mark.parametrize(("on", "last"), [("nodes", 7), ("head", 8)])
 def test_a_notebook_opens_where_its_program_runs_with_its_token_and_terms(
-    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on: str
+    account: Account, cli: Cli, on: str, last: int
 ) -> None:
+    account.account_id = LOCAL_ACCOUNT
     account.add("job")
     account.change_order("job", on=on, hang_s=600)
-    account.add_head("job", "head", containers=[{"runtimeId": "r0"}])
-    address = {"name": "privateIPv4Address", "value": "10.0.0.7"}
-    containers = [{"runtimeId": "r7"}]
-    account.add_worker("w7", "RUNNING", attachments=[{"details": [address]}], containers=containers)
-    activity = Activity(nodes=("10.0.0.7",))
-    account.objects["runs/r1/jobs/job.activity"] = json.dumps(activity.to_json()).encode()
-    stream, target = ("job/ray/head", "head_r0") if on == "head" else ("worker/ray/w7", "w7_r7")
-    plugin = tmp_path / "session-manager-plugin"
-    plugin.write_text(PLUGIN.format(python=sys.executable, log=str(tmp_path / "asked")))
-    plugin.chmod(0o755)
-    monkeypatch.setattr("shutil.which", lambda _name: str(plugin))
-    with socket.create_server(("127.0.0.1", 0)) as taken:  # by a notebook of this machine
-        port = taken.getsockname()[1]
-        account.logs[stream] = [PRINTED.format(port=port, token=TOKEN), "token=8888"]
-        said = cli(f"open r1 --port {port}", code=1)  # the tunnel ends
-    found = re.fullmatch(rf"http://localhost:(\d+)/lab\?token={TOKEN}\n", said.out)
-    assert found
-    assert int(found[1]) != port
-    assert (tmp_path / "asked").read_text() == f"ecs:cluster_{target} ['{port}']\n"
+    places = [[{"details": [{"name": "privateIPv4Address", "value": ip}]}] for ip in ADDRESSES]
+    account.add_worker("w7", "RUNNING", attachments=places[0])
+    account.add_head("job", "head", attachments=places[1])
+    activity = json.dumps(Activity(nodes=ADDRESSES[:1]).to_json())
+    account.objects["runs/r1/jobs/job.activity"] = activity.encode()
+    # As Jupyter Lab 4.6 prints it.
+    page = ":8888/lab?token=0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f6071"
+    line = f"[I 19:34:02.123 ServerApp] http://localhost{page}"
+    account.logs = {"job/ray/head": [line], "worker/ray/w7": [line, "token=8888"]}
+    said = cli("open r1 --port 8888")
+    assert said.out == f"http://10.0.0.{last}{page}\n"
     assert re.search(r"\$.* an hour .* 10 min 0 s without a connection", said.err)
+
+
+def test_a_port_that_is_taken_here_has_a_stand_in() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        assert free_port(taken) != taken

@@ -249,11 +249,9 @@ def test_a_picture_of_a_phone_is_turned_as_transformers_turns_it(tmp_path: Path)
     from transformers.image_utils import load_image
 
     file, exif = tmp_path / "a.png", Image.Exif()
-    exif[0x0112] = 6  # orientation: turned by 90 degrees
-    Image.linear_gradient("L").crop((0, 0, 8, 5)).save(file, exif=exif)
-    found = fitted(file.read_bytes())
-    assert found.size == (5, 8)
-    assert found.tobytes() == load_image(str(file)).tobytes()
+    exif[0x0112] = 6  # turned by 90 degrees
+    Image.linear_gradient("L").save(file, exif=exif)
+    assert fitted(file.read_bytes()) == load_image(str(file))
     Image.new("RGB", (8, 5)).save(file, exif=b"Exif\0\0strange")
     assert fitted(file.read_bytes()).size == (8, 5)
 
