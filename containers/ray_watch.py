@@ -15,10 +15,7 @@ import pickle
 import re
 import sys
 import time
-from collections.abc import Collection
 from typing import Any, Final
-
-import psutil
 
 from containers.demand import ANSWER_S, read
 from containers.host import machine
@@ -67,24 +64,9 @@ def report(client: Any, node: str, **others: int) -> None:
     for asked in _get(client, "train look").values():
         if not _get(client, answer := f"{asked} {node}"):
             _put(client, answer, watch.look(pids, WATCHED, node=node, is_last=asked[1]))
-    others["is_served"] = is_served(pids) or shell.is_open()
+    others["is_served"] = watch.is_served(pids) or shell.is_open()
     found = watch.signs(pids, WATCHED, idle=_IDLE * len(pids), **others)
     _put(client, f"train signs {node}", found)
-
-
-def is_served(pids: Collection[int]) -> bool:
-    """True if another process of this node, such as a tunnel, is connected to a port of these at
-    127.0.0.1; Ray's own use the node's address."""
-    own: list[Any] = [each for each in psutil.net_connections("tcp") if each.pid in pids]
-    ports = {each.laddr.port for each in own}
-    served = {each.laddr.port for each in own if not each.raddr}
-    return any(
-        each.laddr.port in served
-        and each.raddr.ip.endswith("127.0.0.1")
-        and each.raddr.port not in ports
-        for each in own
-        if each.raddr
-    )
 
 
 class RayWatch:

@@ -71,9 +71,8 @@ def from_json(
                 raise InputError(f"{field.name} {error}") from None
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise InputError(f"{what} has no {field.name}")
-    known = {field.name for field, _ in types}
-    unknown = sorted(values.keys() - known)
-    if unknown and not ignores_unknown:
+    known = [field.name for field, _ in types]
+    if not ignores_unknown and (unknown := sorted(values.keys() - known)):
         raise InputError(
             f"{what} has {', '.join(unknown)}, which this version does not know "
             f"({', '.join(sorted(known))}): another version has written it"
@@ -87,8 +86,11 @@ def _read(hint: Any, value: Any, ignores_unknown: bool) -> Any:
     Raises:
         ValueError: it is of another type.
     """
+    # Most values of a long record.
+    if hint in (int, float) and is_number(value) and (hint is float or isinstance(value, int)):
+        return value
     if type(value) is hint and hint is not int:
-        return value  # most values of a long record
+        return value
     if isinstance(hint, UnionType):
         for each in get_args(hint):
             with suppress(ValueError):
@@ -102,8 +104,6 @@ def _read(hint: Any, value: Any, ignores_unknown: bool) -> Any:
         return from_json(hint, value, what=hint.__name__, ignores_unknown=ignores_unknown)
     elif isinstance(hint, EnumType) and value in [*hint]:
         return hint(value)
-    elif hint in (int, float) and is_number(value) and (hint is float or isinstance(value, int)):
-        return value
     raise ValueError(f"is {value!r}: it must be {_words(hint)}")
 
 

@@ -1,5 +1,8 @@
-"""``trainctl open`` and ``trainctl report``: pages about a deployment and a run."""
+"""``trainctl open`` and ``trainctl report``: pages about a deployment and a run, or a program."""
 
+import json
+import re
+import socket
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -8,6 +11,8 @@ import pytest
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl.aws.deployment import LOCAL_ACCOUNT
+from trainctl.setup.plugin import free_port
+from training.record.goodput import Activity
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +107,29 @@ def test_a_local_deployment_needs_no_tunnel(account: Account, cli: Cli) -> None:
     account.account_id = LOCAL_ACCOUNT
     account.wanted["head-service"] = 1
     assert cli("open").out == "http://10.0.0.0:8265\n"
+
+
+def test_a_notebook_opens_where_its_program_runs_with_its_token_and_terms(
+    account: Account, cli: Cli
+) -> None:
+    account.account_id = LOCAL_ACCOUNT
+    account.add("job")
+    account.change_order("job", on="nodes", hang_s=600)
+    account.add_head("job", "head")
+    address = {"name": "privateIPv4Address", "value": "10.0.0.7"}
+    account.add_worker("w7", "RUNNING", attachments=[{"details": [address]}])
+    activity = json.dumps(Activity(nodes=("10.0.0.7",)).to_json())
+    account.objects["runs/r1/jobs/job.activity"] = activity.encode()
+    # As Jupyter Lab 4.6 prints it.
+    page = f":8888/lab?token={'0a1b2c3d4e5f6071' * 3}"
+    line = f"[I 19:34:02.123 ServerApp] http://localhost{page}"
+    account.logs["worker/ray/w7"] = [line, "token=8888"]
+    said = cli("open r1 --port 8888")
+    assert said.out == f"http://10.0.0.7{page}\n"
+    assert re.search(r"\$.* an hour .* 10 min 0 s without a connection", said.err)
+
+
+def test_a_port_that_is_taken_here_has_a_stand_in() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        assert free_port(taken) != taken

@@ -64,6 +64,7 @@ def test_launch_lines_of_other_systems_are_refused_here_or_left_to_the_head(
         ("bash run.sh", {"run_sh": "torchrun main.py run-$SLURM_JOB_ID"}, "SLURM_JOB_ID"),
         ("bash run.sh", {"run_sh": "app_id=$(date)\npython main.py $app_id"}, ""),
         ("sleep infinity", {}, "hang-minutes"),
+        ("jupyter lab", {"requirements_txt": "jupyterlab"}, "trainctl open RUN --port"),
         # Programs: of the images, of the folder, or perhaps of its packages.
         ("nvidia-smi", {}, ""),
         ("litgpt finetune", {"pyproject_toml": "[project.scripts]\nlitgpt = 'main:run'"}, ""),

@@ -31,7 +31,7 @@ from training.data.pictures.decode import decode, draw, pixels
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import FORMS, JPEG, RAW, Entry, StoredFile
 from training.data.pictures.library import PictureSet
-from training.data.pictures.picture import DamagedPictureError
+from training.data.pictures.picture import DamagedPictureError, fitted
 from training.data.pictures.prepare import Wish, prepare
 from training.data.small_images import BatchOrder
 
@@ -243,6 +243,17 @@ def test_pictures_that_are_not_rgb_become_it(mode: str, tmp_path: Path) -> None:
     assert found.shape == (30, 40, 3)
     expected = np.asarray(Image.open(path).convert("RGB")).astype(int)
     assert np.abs(found.astype(int) - expected).max() <= 2
+
+
+def test_a_picture_of_a_phone_is_turned_as_transformers_turns_it(tmp_path: Path) -> None:
+    from transformers.image_utils import load_image
+
+    file, exif = tmp_path / "a.png", Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    Image.linear_gradient("L").save(file, exif=exif)
+    assert fitted(file.read_bytes()) == load_image(str(file))
+    Image.new("RGB", (8, 5)).save(file, exif=b"Exif\0\0strange")
+    assert fitted(file.read_bytes()).size == (8, 5)
 
 
 def test_large_pictures_are_shrunk_and_keep_their_shape() -> None:

@@ -1,17 +1,26 @@
-"""``trainctl open``: Ray's dashboard of a running cluster, or CloudWatch's, in the browser."""
+"""``trainctl open``: Ray's dashboard of a running cluster, a page that a job's program serves, such
+as a notebook, or CloudWatch's dashboard, in the browser."""
 
+import re
 import webbrowser
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from contract import nodes
+from contract.job import Placement
+from contract.text import duration
 from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
-from trainctl.aws.tasks import Task
-from trainctl.options import Browser, Port, Where
-from trainctl.setup.plugin import require_free, require_plugin, tunnel
+from trainctl.aws.jobs import JobExecution
+from trainctl.commands.shell import choose
+from trainctl.jobs.pricing import activity_of, an_hour
+from trainctl.options import Browser, Where
+from trainctl.setup.plugin import free_port, require_plugin, tunnel
+
+#: Lines of a node's log in which an address is looked for: all that CloudWatch has in one answer.
+_LINES: Final = 10_000
 
 
 def open_(
@@ -34,14 +43,26 @@ def open_(
         bool,
         typer.Option("--token", help="Only print the token that Ray's dashboard asks for."),
     ] = False,
-    port: Port = nodes.DASHBOARD_PORT,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="A port that the job's program serves, such as a notebook's, instead of Ray's "
+            "dashboard.",
+            metavar="PORT",
+        ),
+    ] = None,
     browser: Browser = True,
     where: Where,
 ) -> None:
-    """Open Ray's dashboard: a tunnel to the head, until Ctrl-C.
+    """Open Ray's dashboard, or a page of a job's program: a tunnel to the node, until Ctrl-C.
 
     Nothing of the cluster is reachable from outside; the tunnel is Systems Manager's. All clusters
-    of a deployment have the same token.
+    of a deployment have the same token. A program is reached where it runs: on the first worker
+    node, or on the head.
+
+    Example: trainctl open RUN --port 8888
     """
     if dashboard and (token or name):
         raise UsageError("--dashboard shows the whole deployment: leave out JOB and --token")
@@ -52,21 +73,30 @@ def open_(
     if token:
         output.print_text(deployment.ray_token)
         return
-    head = _running_head(deployment, name)
+    job = deployment.jobs.find(name) if name else None
+    tasks = deployment.jobs.alive(job) if job else deployment.cluster.tasks()
+    path, hint = "", "It asks for the cluster's token: trainctl open --token."
+    if port and job and job.spec and job.spec.on == Placement.NODES:
+        node = choose(tasks, node="0", addresses=activity_of(deployment, job).nodes)
+    else:
+        node = choose(tasks, node=nodes.HEAD)
+    if port:
+        # Jupyter prints its address with a token, which other commands do not show.
+        printed = "\n".join(deployment.logs.last_lines(node, _LINES))
+        path = "".join(re.findall(rf"://[^\s/]+:{port}(/\S*token=\S+)", printed)[-1:])
+        hint = _terms(job)
+    there = port or nodes.DASHBOARD_PORT
     if deployment.is_local:  # its address is one of this machine's
-        address = f"http://{head.address}:{nodes.DASHBOARD_PORT}"
-        output.print_text(address)
-        output.say("It asks for the cluster's token: trainctl open --token")
+        output.print_text(f"http://{node.address}:{there}{path}")
+        output.say(f"{hint} A program has to listen at 0.0.0.0.".lstrip() if port else hint)
         return
     require_plugin()
-    require_free(port)
-    address = f"http://localhost:{port}"
-    with tunnel(deployment, head, port=nodes.DASHBOARD_PORT, local_port=port) as process:
+    here = free_port(there)
+    address = f"http://localhost:{here}{path}"
+    with tunnel(deployment, node, port=there, local_port=here) as process:
         try:
             output.print_text(address)
-            output.say(
-                "It asks for the cluster's token: trainctl open --token. Ctrl-C closes the tunnel."
-            )
+            output.say(f"{hint} Ctrl-C closes the tunnel.".lstrip())
             if browser:
                 webbrowser.open(address)
             process.communicate()
@@ -75,23 +105,16 @@ def open_(
     raise CliError("the tunnel was closed: trainctl open opens it again")
 
 
-def _running_head(deployment: Deployment, name: str | None) -> Task:
-    """The head of a job or run, or that of the standing cluster.
-
-    Raises:
-        CliError: none is running.
-    """
-    if name is None:
-        tasks = [task for task in deployment.cluster.tasks() if task.is_head]
-        missing = "the standing cluster is down: trainctl cluster up, or name a job (trainctl ls)"
-    else:
-        job = deployment.jobs.find(name)
-        tasks = deployment.jobs.heads(job)
-        missing = f"{job.id} has no running head: trainctl show {job.id}"
-    running = [task for task in tasks if task.status == "RUNNING"]
-    if not running:
-        raise CliError(missing)
-    return running[-1]
+def _terms(job: JobExecution | None) -> str:
+    """Price and end of a job whose program serves a page; empty without a job."""
+    if not (job and job.spec and job.spec.prices):
+        return ""
+    price = an_hour(job.spec.prices, job.spec.nodes.high)
+    idle = duration(job.spec.hang_s) if job.spec.hang_s else "no time"
+    return (
+        f"Its price is {price}, until trainctl stop {job.id}, its deadline, or {idle} without a "
+        "connection and another sign of life."
+    )
 
 
 def _open_console(deployment: Deployment, *, browser: bool) -> None:

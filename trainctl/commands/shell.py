@@ -80,7 +80,7 @@ def shell(
 
 
 def choose(
-    tasks: list[Task], *, node: str, task_id: str | None, addresses: Sequence[str] = ()
+    tasks: list[Task], *, node: str, task_id: str | None = None, addresses: Sequence[str] = ()
 ) -> Task:
     """The node that is asked for. Raises CliError if there is none, or several are.
 
@@ -104,7 +104,10 @@ def choose(
     else:
         found = [task for task in tasks if task.kind == node]
     if not found:
-        raise CliError(f"no {node} runs: trainctl cluster up starts the standing cluster")
+        raise CliError(
+            f"no {node} runs: trainctl ls lists the jobs, trainctl cluster up starts the standing "
+            "cluster"
+        )
     if found[0].status != "RUNNING":
         how = "not running yet" if found[0].is_starting else "ending"
         raise CliError(

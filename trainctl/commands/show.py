@@ -2,6 +2,7 @@
 
 from trainctl import output
 from trainctl.options import AsJson, JobName, WhereOrHere
+from trainctl.runs import curves
 from trainctl.watch import boots, overview
 
 
@@ -14,6 +15,9 @@ def show(*, name: JobName, as_json: AsJson = False, where: WhereOrHere) -> None:
         output.print_json({**view.values(deployment.logs), "hosts": hosts})
         return
     output.print_text("\n".join(f"{key:10}{value}" for key, value in view.words().items()))
+    if view.job.run and not view.job.recipe:
+        for curve in curves.LiveRecord(deployment.bucket, view.job.run).curves():
+            output.print_text("\n".join(f"{name}  {line}" for name, line in curve.words()))
     if view.trials.rows:
         output.print_table(view.trials.columns, view.trials.cells)
     if view.tasks:

@@ -28,9 +28,7 @@ def top(*, name: JobName, as_json: AsJson = False, where: WhereOrHere) -> None:
         words = view.words()
         shown = [(name, words.get(name, "")) for name in ("job", "state", "progress", "cost")]
         for curve in curves:
-            for whose, points in curve.lines.items():
-                now = curve.form(points[-1][1])
-                shown.append((f"{curve.title} {whose}", f"{curve.spark(whose)} {now}"))
+            shown += curve.words()
         output.clear()
         output.print_text("\n".join(f"{what:24}{text}" for what, text in shown if text))
         if job.is_over or not sys.stdout.isatty():

@@ -120,8 +120,9 @@ def check(
     name = first.words[0]
     if _WAITING.fullmatch(name):
         warnings.append(
-            f"{name} shows no sign of life while it waits, and is ended for that: --hang-minutes 0 "
-            "leaves it until the deadline"
+            f"{name} shows no sign of life while it waits, and is ended for that: a page that is "
+            "open (trainctl open RUN --port PORT) is one, and --hang-minutes 0 leaves it until the "
+            "deadline; its hosts cost the price per hour"
         )
     if own_programs is not None and not {name} & {*own_programs, *programs()} and "/" not in name:
         raise UsageError(

@@ -1,10 +1,11 @@
 """Curves of a run from its record in the bucket, while it trains: ``trainctl top`` and ``ui``."""
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +23,9 @@ _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _WIDTH: Final = 24
 #: Columns of a chart.
 _COLUMNS: Final = 150
+#: A step of a record with its loss; parts into which the steps of a long one are cut.
+_STEP: Final = re.compile(rb'\{"type": "step", [^l]*"loss": (-?[\d.e+-]+), [^}]*\}')
+_PARTS: Final = 600
 
 
 class Chart(NamedTuple):
@@ -53,6 +57,13 @@ class Curve(NamedTuple):
         scale = (len(_BLOCKS) - 1) / (high - low or 1)
         columns = _columns(self.lines[whose], *self._ends(), _WIDTH).values()
         return "".join(_BLOCKS[round((some[-1][1] - low) * scale)] for some in columns)
+
+    def words(self) -> list[tuple[str, str]]:
+        """Names of its lines, and the lines in text: ``Loss training``, ``▇▅▃▂▁ 0.21``."""
+        return [
+            (f"{self.title} {whose}", f"{self.spark(whose)} {self.form(points[-1][1])}")
+            for whose, points in self.lines.items()
+        ]
 
     def chart(self) -> Chart:
         """Its lines, with axes; what stands out is drawn, however many steps there are."""
@@ -119,7 +130,6 @@ class LiveRecord:
         self._bucket, self._run = bucket, run
         self._changed: datetime | None = None
         self._curves: list[Curve] = []
-        self._metrics, self._parsed = Metrics(), (0, hash(b""))
 
     def curves(self) -> list[Curve]:
         """Its curves so far."""
@@ -128,18 +138,22 @@ class LiveRecord:
         changed = files.get(prefix + METRICS_FILE)
         if changed != self._changed:
             content = self._bucket.read_of_run(self._run, METRICS_FILE)
-            self._parse(content or b"")
-            self._curves, self._changed = curves_of(self._metrics), changed
+            self._curves = curves_of(parse_metrics(thinned(content or b"")))
+            self._changed = changed
         return self._curves
 
-    def _parse(self, content: bytes) -> None:
-        """Parse the whole lines that are new: a long record grows at its end."""
-        size, known = self._parsed
-        if hash(content[:size]) != known:
-            size, self._metrics = 0, Metrics()
-        end = content.rfind(b"\n") + 1
-        self._metrics = parse_metrics(content[size:end], after=self._metrics)
-        self._parsed = end, hash(content[:end])
+
+def thinned(content: bytes) -> bytes:
+    """A record without most steps of a long one: of each few the first, the last, and those with
+    the lowest and the highest loss stay. To parse a line takes longer than to draw it."""
+    lines = content.split(b"\n")
+    found = map(_STEP.fullmatch, lines)
+    losses = {number: float(each[1]) for number, each in enumerate(found) if each}
+    numbers, left_out = iter(losses), set[int]()
+    while some := [*islice(numbers, len(losses) // _PARTS + 1)]:
+        extremes = min(some, key=losses.__getitem__), max(some, key=losses.__getitem__)
+        left_out.update({*some} - {some[0], *extremes, some[-1]})
+    return b"\n".join(line for number, line in enumerate(lines) if number not in left_out)
 
 
 def curves_of(metrics: Metrics) -> list[Curve]:

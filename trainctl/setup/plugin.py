@@ -57,7 +57,7 @@ def tunnel(
         CliError: it does not open; the message has what the plug-in prints.
     """
     plugin = require_plugin()
-    output.say("opening a tunnel to the head ...")
+    output.say(f"opening a tunnel to the {head.kind} ...")
     session = deployment.sessions.tunnel(head, port=port, local_port=local_port)
     process = subprocess.Popen(
         [plugin, *session.arguments],
@@ -73,7 +73,7 @@ def tunnel(
             if process.poll() is not None or time.monotonic() > deadline:
                 process.kill()
                 said = " ".join(process.communicate()[0].split())[-400:]
-                raise CliError(f"the tunnel to the head does not open: {said or 'no reason given'}")
+                raise CliError(f"the tunnel does not open: {said or 'no reason given'}")
             time.sleep(0.1)
         yield process
     finally:
@@ -90,6 +90,15 @@ def require_free(port: int) -> None:
     """Raises UsageError where a port of this machine, that of ``--port``, is in use."""
     if not is_free(port):
         raise UsageError(f"port {port} of this machine is in use: give another one with --port")
+
+
+def free_port(wanted: int) -> int:
+    """A port of this machine that is not in use: the wanted one where possible."""
+    if is_free(wanted):
+        return wanted
+    with socket.create_server((_LOOPBACK, 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 def is_free(port: int) -> bool:

@@ -488,15 +488,9 @@ class Metrics:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-def parse_metrics(content: bytes, *, after: Metrics | None = None) -> Metrics:
-    """Read the content of a ``metrics.jsonl``.
-
-    Args:
-        after: what the whole lines before ``content`` have given.
-    """
-    before = after or Metrics()
-    kept, num_damaged = [*before.lines], before.num_damaged
-    lease = kept[-1].lease if kept else 0
+def parse_metrics(content: bytes) -> Metrics:
+    """Read the content of a ``metrics.jsonl``."""
+    kept, num_damaged, lease = list[Line](), 0, 0
     *whole, last = content.split(b"\n")
     for text in [*whole, last]:
         if not text.strip():

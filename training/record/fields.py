@@ -106,9 +106,8 @@ def from_json(kind: type[_T], values: Mapping[str, object]) -> _T:
                 for name in (names if isinstance(names, list) else [])
             }
             found[field.name] = {name: each for name, each in raw.items() if is_number(each)}
-    for field, hint in fields:
-        if hint == Rate | None:
-            found[field.name] = _rate(found)
+    if issubclass(kind, Rated):
+        found["rate"] = _rate(found)
     return typed_json.from_json(kind, found, what=kind.__name__, ignores_unknown=True)
 
 

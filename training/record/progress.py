@@ -12,7 +12,7 @@ from contract.job import JobSpec
 from contract.nodes import ENV_JOB, ENV_JOB_SPEC, Gpus
 from contract.text import counted, duration, significant
 from training.record.events import Start, Step
-from training.record.fields import Rate, Record, number
+from training.record.fields import Rate, Rated, Record, number
 
 #: Between two lines of a log. Steps that take longer have a line each.
 EVERY_S: Final = 30.0
@@ -21,7 +21,7 @@ _REPORTS: Final = 13
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress(Record):
+class Progress(Record, Rated):
     """Progress of a run. ``progress.json``."""
 
     time: float

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from containers.host.machine import in_background
+from containers.program.files import scalars
 from containers.program.files.program_files import Mirror, open_mirror
 from containers.program.files.s3_files import PreparationStopped
 from containers.program.files.starts import ProgramStart
@@ -296,7 +297,7 @@ class Launcher:
                 lines=self._lines.num_new,
                 printed=self._lines.num,
                 written_ns=self._mirror.worked_ns if self._mirror else 0,
-                is_served=shell.is_open(),
+                is_served=watch.is_served(pids) or shell.is_open(),
             )
             if self._others and not self._peers.addresses:
                 self._peers = joined.peers(pids, self._watched, self._others)
@@ -361,6 +362,9 @@ class Launcher:
 
     def _run(self, place: NodePlace) -> None:
         at, trouble, code, failed = time.time(), None, exits.TERMINATED, list[str]()
+        record = f"{self._spec.storage}/{runs.run_prefix(self._spec.order.run)}"
+        is_first = place.rank == 0 and place.files is not None
+        read_last = scalars.start(self._base, record * is_first, self._hear)
         try:
             self._prepare(place)
             program = self._begin(place)
@@ -387,9 +391,11 @@ class Launcher:
         with self._lock:
             self._ended = ended
         try:
-            self._lost = self._save()
+            lost = self._save()
         except Exception as error:  # such as a disk that cannot be read
-            self._lost = (f"all, because of {type(error).__name__}: {error}",)
+            lost = (f"all, because of {type(error).__name__}: {error}",)
+        read_last()
+        self._lost = lost
 
     def _save(self) -> tuple[str, ...]:
         """Bring what the program wrote last to the bucket; return what is not there."""

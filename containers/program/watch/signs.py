@@ -19,6 +19,8 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from containers.host import machine
 from containers.program.watch.cause import Error, cause
 from contract import exits
@@ -76,6 +78,21 @@ class Signs:
     """Unix nanoseconds of the last change of a file that is kept, and is no tracker's."""
     is_served: bool = False
     """A person is connected to a port of the program."""
+
+
+def is_served(pids: Collection[int]) -> bool:
+    """True if another process of this node, such as a tunnel, is connected to a port of these at
+    127.0.0.1; Ray's own use the node's address."""
+    own: list[Any] = [each for each in psutil.net_connections("tcp") if each.pid in pids]
+    ports = {each.laddr.port for each in own}
+    served = {each.laddr.port for each in own if not each.raddr}
+    return any(
+        each.laddr.port in served
+        and each.raddr.ip.endswith(("127.0.0.1", "::1"))
+        and each.raddr.port not in ports
+        for each in own
+        if each.raddr
+    )
 
 
 class NewLines:

@@ -33,6 +33,8 @@ from tests.aws.s3 import S3
 from tests.containers.program.nodes_here import PATH
 from tests.containers.program.saved_files import saved_in
 from tests.eventually import eventually
+from trainctl.runs.curves import curves_of
+from training.record.events import parse_metrics
 
 ORDER = JobSpec(run="r1", command=("true",), nodes=Range(2, 2))
 BOTH = ("10.0.0.6", "10.0.0.7")
@@ -395,7 +397,9 @@ def test_lines_that_differ_are_counted_apart(folder: Path, monkeypatch: pytest.M
     here.start()
     here.wait_for("up")
     eventually("lines", lambda: here.launcher.status().signs.printed == 3, every_s=0.02)
-    assert here.launcher.status().signs.lines == 2
+    monkeypatch.setattr(watch, "is_served", {*here.program.left()}.__eq__)
+    signs = here.launcher.status().signs
+    assert (signs.lines, signs.is_served) == (2, True), "as with a notebook in a browser"
 
 
 @pytest.mark.parametrize(
@@ -522,6 +526,39 @@ def test_leftovers_of_an_earlier_start_are_not_taken_for_code(
     here.start(number=0, start=1, files=begin(bucket, [0]))
     assert here.wait().code == 0
     assert saved_in(s3, "r1") == {"work/model": "1\n", "home/state": "r1\nr1\n"}
+
+
+#: A program with TensorBoard's own writer, which torch's SummaryWriter uses, and a torn file.
+WRITES = """
+from pathlib import Path
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+for folder in ("runs/good", "runs/torn"):
+    writer = EventFileWriter(folder)
+    for step in range(1000):
+        value = Summary.Value(tag="train/loss", simple_value=1.0 / (step + 1))
+        writer.add_event(Event(step=step, summary=Summary(value=[value])))
+    writer.close()
+(torn,) = Path("runs/torn").iterdir()
+torn.write_bytes(torn.read_bytes()[:-9])
+"""
+
+
+def test_scalars_of_a_program_are_curves_of_its_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard")
+    s3 = S3()
+    monkeypatch.setattr(store, "_client", lambda: s3)
+    here = Here(folder, "", sys.executable, "-c", WRITES, storage="s3://bucket")
+    here.start(number=0, rank=0, files=begin(Bucket("s3://bucket/runs/r1/output", s3), [0]))
+    assert here.wait().code == 0
+    curves = curves_of(parse_metrics(s3.objects["runs/r1/metrics.jsonl"]))
+    found = [(each.title, *points[-1][:1]) for each in curves for points in each.lines.values()]
+    assert found == [("Train/loss good", 999), ("Train/loss torn", 998)]
+    assert capfd.readouterr().out.count("warning: TensorBoard: Truncated record in ") == 1
 
 
 def test_a_notice_reaches_the_program_as_sigterm_with_the_time_left(

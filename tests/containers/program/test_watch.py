@@ -34,6 +34,7 @@ from containers.program.watch.signs import (
     Verdict,
     Watch,
     are_over,
+    is_served,
     look,
     signs,
     where,
@@ -389,8 +390,8 @@ def test_a_connection_from_outside_is_one_to_a_port_of_the_program() -> None:
         words = f"import socket; s = socket.create_connection({server.getsockname()}); input()"
         client = subprocess.Popen((sys.executable, "-c", words), stdin=subprocess.PIPE)
         with server.accept()[0]:
-            assert ray_watch.is_served({own})
-            assert not ray_watch.is_served({own, client.pid})
+            assert is_served({own})
+            assert not is_served({own, client.pid})
         client.communicate()
 
 

@@ -1,11 +1,12 @@
 """The bytes of a picture as an RGB image, with Pillow alone: laptops that prepare a set have no
 more than that."""
 
+import contextlib
 import io
 import warnings
 from typing import Final
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 #: A picture of more pixels than this would take gigabytes: it is a mistake or an attack.
 MOST_PIXELS: Final = 200_000_000
@@ -50,8 +51,11 @@ def fitted(content: bytes | memoryview, *, size: int = 0) -> Image.Image:
             if size:
                 # libjpeg leaves out what is not needed, down to an eighth, but not below the size.
                 file.draft("RGB", (size, size))
+            file.load()
+            # As transformers' pipelines do, for those who use the model.
+            with contextlib.suppress(Exception):  # of strange EXIF data
+                ImageOps.exif_transpose(file, in_place=True)
             image = _flat(file) if file.mode != "RGB" else file
-            image.load()
     except UnidentifiedImageError:
         raise DamagedPictureError("this is no picture of a known format") from None
     except Exception as error:  # Pillow's decoders raise whatever they stumble over
