@@ -9,6 +9,8 @@ of workers never joins, the command gets SIGTERM and time to save before Ray sto
 
 import contextlib
 import functools
+import hashlib
+import json
 import shlex
 import signal
 import sys
@@ -56,6 +58,7 @@ from contract.errors import InputError
 from contract.files import WORK
 from contract.job import LAUNCH, LOOK, Hold, JobSpec, Life, Placement
 from contract.nodes import (
+    ENV_GIT_SHA,
     ENV_HOST_CHECK,
     ENV_LOG,
     ENV_RUN,
@@ -255,6 +258,7 @@ class JobHead:
         spec = replace(config.spec, nodes=Range(0, 0)) if self._holds else config.spec
         self._decisions = Decisions(spec, config.deadline, clock.monotonic())
         self._has_released = False
+        self._phases: dict[str, float] = {}
         self._mirror: Mirror | None = None
         self._log_end = LogEnd()
         self._is_ending = False  # to end, and has little time left
@@ -267,9 +271,14 @@ class JobHead:
         if self._config.spec.code:
             # Of an earlier attempt: another node may do better.
             user_code.forget_failure_of_worker(self._config.spec.code, client=self._client)
-        if self._holds:
-            self._ray.hold()
         self._ray.start()
+        if self._holds and self._has_passed():
+            self._holds = False
+            self._decisions = Decisions(
+                self._config.spec, self._config.deadline, self._clock.monotonic()
+            )
+        if not self._holds:
+            self._ray.request()
         code = exits.FAILED
         try:
             code = self._until_end()
@@ -298,10 +307,16 @@ class JobHead:
         gone."""
         if self._storage.startswith("s3://"):
             is_complete = self._decisions.capacity_at is not None
-            life = Life(at=self._clock.time(), is_complete=is_complete)
+            life = Life(at=self._clock.time(), is_complete=is_complete, phases=dict(self._phases))
             with contextlib.suppress(*BUCKET_ERRORS):  # reported again soon
                 key = runs.job_life(self._config.spec.run, self._config.job)
                 self._reports.put(key, life.to_json().encode())
+
+    def _note(self, phase: str) -> None:
+        """Report that a part of the start is over."""
+        if phase not in self._phases:
+            self._phases[phase] = self._clock.time()
+            machine.in_background(self.report_life)
 
     @functools.cached_property
     def _reports(self) -> Bucket:
@@ -316,13 +331,14 @@ class JobHead:
         """Wait until Ray is up, then for workers; an exit code where it does not come up."""
         began = self._clock.monotonic()
         # Its port alone is not enough: the head is a node of its own cluster some seconds later.
-        while self._ray.size is None:
+        while not self._ray.is_up:
             if (early := self._reason_to_end()) is not None:
                 return early
             if self._clock.monotonic() - began > times.RAY_START_S:
                 self._say_of_ray(f"Ray did not start within {times.RAY_START_S} s")
                 return exits.RAY_FAILED
             self._clock.sleep(_POLL_S)
+        self._note("Ray")
         if self._holds:
             spec, now = self._config.spec, self._clock.monotonic()
             self._decisions = Decisions(spec, self._config.deadline, now)
@@ -334,6 +350,8 @@ class JobHead:
         try:
             # Ray starts meanwhile.
             own = user_code.prepare(spec, work, should_stop=self._must_end)
+            if spec.code:
+                self._note("packages")
             if self._asks:
                 self._check_program(work, own)
             if not self._looks and (early := self._until_up()) is not None:
@@ -354,7 +372,7 @@ class JobHead:
         try:
             code = self._wait(command)
             if self._looks and code == exits.OK:
-                self._ray.scale()
+                self._pass()
                 early = self._until_nodes()
                 if early is None:
                     command = spawn()
@@ -456,8 +474,32 @@ class JobHead:
             nodes=Range(nodes.low + self._trains, nodes.high + self._trains),
             gpus=config.worker_gpus,
         ).check()
+        self._pass()
+
+    @property
+    def _passed(self) -> str:
+        """Key of the mark of all jobs about which the head asks the same."""
+        spec = self._config.spec
+        words = [each for each in spec.command if each != spec.run]
+        image, gpus = self._environment.get(ENV_GIT_SHA, ""), self._config.worker_gpus
+        asked = [image, spec.code_sha256, words, str(spec.nodes), dict(spec.variables), gpus]
+        return runs.passed(hashlib.sha256(json.dumps(asked).encode()).hexdigest())
+
+    def _has_passed(self) -> bool:
+        """True if a job like this one has passed the head's questions before: they are asked again,
+        and its workers come meanwhile."""
+        with contextlib.suppress(*BUCKET_ERRORS):
+            return self._storage.startswith("s3://") and self._reports.get(self._passed) is not None
+        return False
+
+    def _pass(self) -> None:
+        """Request the workers, unless they have been: the head's questions are answered."""
+        self._note("questions")
         if self._holds:
-            self._ray.scale()
+            self._ray.request()
+        with contextlib.suppress(*BUCKET_ERRORS):
+            if self._storage.startswith("s3://"):
+                self._reports.put(self._passed, b"")
 
     def _until_nodes(self) -> int | None:
         """Wait for Ray and a recipe's worker nodes; an exit code where that fails."""
@@ -615,9 +657,12 @@ class JobHead:
                 failed_starts=self._ray.failed_starts,
             )
         )
-        if was_short and not self._decisions.is_short and self._config.spec.code:
-            # The others could prepare it: why one could not explains no later loss.
-            user_code.forget_failure_of_worker(self._config.spec.code, client=self._client)
+        if was_short and not self._decisions.is_short:
+            if self._config.spec.nodes.low:
+                self._note("workers")
+            if self._config.spec.code:
+                # The others could prepare it: why one could not explains no later loss.
+                user_code.forget_failure_of_worker(self._config.spec.code, client=self._client)
         if found is None:
             return None
         code, text = found

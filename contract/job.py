@@ -456,6 +456,8 @@ class Life(_Report):
     """Unix time."""
     is_complete: bool
     """All worker nodes that the job needs have been there."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Parts of its start -> Unix time of their ends."""
 
 
 # --- why a task was stopped -----------------------------------------------------------------------

@@ -19,6 +19,7 @@ from unittest.mock import Mock
 import pytest
 from botocore.exceptions import EndpointConnectionError
 from ray.autoscaler._private.util import validate_config
+from ray.autoscaler.node_launch_exception import NodeLaunchException
 
 import containers.__main__ as container
 from containers import demand, job_head, ray_head
@@ -36,6 +37,7 @@ from contract.nodes import ClusterSize, Range
 from tests.aws.s3 import S3
 from tests.clock import FakeClock
 from tests.containers.program.saved_files import saved_in
+from tests.eventually import eventually
 
 TASK = OwnTask(arn="arn:aws:ecs:us-east-1:0:task/c/1", cluster="c")
 SPEC = JobSpec(run="r1", command=("python", "-c", "print(1)"), nodes=Range(1, 4), idle_s=90)
@@ -180,12 +182,17 @@ class Ray:
         self.failed_starts = 0
         self.scaled: list[tuple[int | None, int | None]] = []
         self.done: list[str] = []
+        self.num_requests = 0
 
-    def hold(self) -> None:
-        self.done.append("no worker yet")
+    @property
+    def is_up(self) -> bool:
+        return self.size is not None
 
     def start(self) -> None:
         self.have(0)
+
+    def request(self) -> None:
+        self.num_requests += 1
 
     def poll(self) -> int | None:
         return self.code
@@ -346,8 +353,44 @@ def test_a_recipe_reads_its_data_before_workers_are_asked_for(code: int, num_com
     life.clock.at(150, life.ray.have, 2)
     assert life.run() == code
     assert [each.words for each in life.commands] == [(*words, "--look"), words][:num_commands]
-    assert life.ray.done[0] == "no worker yet"
-    assert life.ray.scaled == [(None, None)] * (num_commands - 1)
+    assert life.ray.num_requests == num_commands - 1
+
+
+def test_workers_are_requested_at_once_where_the_same_has_passed_the_questions_before() -> None:
+    words = ("python", "-m", "training.launch", "fsdp", "--run")
+    order: dict[str, Any] = {"recipe": "fsdp", "nodes": Range(2, 2)}
+    known: dict[str, bytes] = {}
+
+    def requested(code: int, run: str, *more: str) -> float:
+        """Time at which a job requests its workers."""
+        own = order | {"run": run, "command": (*words, run, *more)}
+        life = Life(lasts=100, codes=(code, 0), **own)
+        life.s3.objects |= known
+        asked: list[float] = []
+        life.ray.request = lambda: asked.append(life.clock.now)  # type: ignore[method-assign]
+        life.clock.at(100, life.ray.have, 2)
+        assert life.run() == code
+        known.update({k: v for k, v in life.s3.objects.items() if k.startswith("heads/passed/")})
+        return asked[0] if asked else math.inf
+
+    assert requested(exits.BAD_INPUT, "r1") == math.inf, "what is refused leaves no mark"
+    assert requested(exits.OK, "r1") == pytest.approx(100, abs=0.3)
+    assert requested(exits.OK, "r2") == 0
+    assert requested(exits.OK, "r2", "--epochs", "3") == pytest.approx(100, abs=0.3)
+    assert requested(exits.BAD_INPUT, "r3") == 0, "they are asked all the same"
+
+
+def test_each_part_of_a_start_is_reported() -> None:
+    words = ("python", "-m", "training.launch", "fsdp", "--run", "r1")
+    life = Life(lasts=100, codes=(0, 0), recipe="fsdp", command=words, nodes=Range(2, 2))
+    life.ray.start = lambda: None  # type: ignore[method-assign]
+    life.clock.at(130, life.ray.have, 0)
+    life.clock.at(185, life.ray.have, 2)
+    life.run()
+    life.job.report_life()
+    report = json.loads(life.s3.objects["heads/r1/r1-20261121-0900-abcd.life"])
+    phases = {"questions": 100, "Ray": 130, "workers": 185}
+    assert report["phases"] == pytest.approx(phases, abs=0.3)
 
 
 def test_ray_starts_meanwhile_and_workers_are_waited_for_once_it_is_up() -> None:
@@ -626,6 +669,36 @@ def test_ray_reads_how_many_workers_there_shall_be(tmp_path: Path) -> None:
         (file,) = tmp_path.iterdir()
         worker = json.loads(file.read_text())["available_node_types"]["worker"]
         assert worker["min_workers"] == (1 if least is None else 0)
+
+
+@pytest.mark.parametrize("error", [None, NodeLaunchException("x", "no host", None)])
+@pytest.mark.parametrize("is_over", [False, True])
+def test_the_first_workers_are_requested_before_ray_and_then_it_looks_after_them(
+    tmp_path: Path, error: Exception | None, is_over: bool
+) -> None:
+    ray = ray_head.RayHead(
+        ordered(nodes=Range(2, 4), on=Placement.NODES),
+        NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT),
+        address="10.0.0.5",
+        environment={},
+        folder=tmp_path,
+        provider=cast(Any, {}),
+    )
+    told: list[int] = []
+
+    def start_first(count: int) -> None:
+        told.append(count)
+        if is_over:  # the job has given up meanwhile
+            ray.scale(least=0, most=0)
+        if error:
+            raise error
+
+    vars(ray)["_nodes"] = Mock(start_first=start_first)
+    ray.request()
+    eventually("Ray reads it", (tmp_path / "autoscaling.yaml").exists)
+    worker = json.loads((tmp_path / "autoscaling.yaml").read_text())["available_node_types"]
+    assert told == [4]
+    assert worker["worker"]["min_workers"] == (0 if is_over else 4)
 
 
 # --- the files of a program on the head -----------------------------------------------------------

@@ -7,6 +7,9 @@ product's own. A stand-in for Ray asks for nodes; a stand-in for the program run
 import contextlib
 import functools
 import json
+import shutil
+import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -148,6 +151,8 @@ class Life:
         self.chance: Random = world.random
         self.max_heads, self.max_workers = self.chance.randint(1, 3), self.chance.randint(1, 4)
         self.sizes = dict.fromkeys(FAMILIES, self.max_workers) | {"for-heads": self.max_heads}
+        self.folder = tempfile.mkdtemp()
+        weakref.finalize(self, shutil.rmtree, self.folder)
         self.is_exact = False
         """EventBridge loses no event."""
         self._offers = dict.fromkeys(FAMILIES, PLENTY)
@@ -800,9 +805,14 @@ class Head:
             "subnets": [],
             "security_groups": [],
             "environment": {},
+            "first": f"{life.folder}/{task['taskArn'].rpartition('/')[2]}",
         }
-        self.provider = EcsNodeProvider(
-            config, job.name, ecs=client, functions=client, clock=life.world.monotonic
+        # One starts the first nodes while Ray starts, and Ray's own one takes them over.
+        self.first, self.provider = (
+            EcsNodeProvider(
+                config, job.name, ecs=client, functions=client, clock=life.world.monotonic
+            )
+            for _ in range(2)
         )
 
     @property
@@ -811,6 +821,8 @@ class Head:
 
     def run(self) -> None:
         world, life = self.world, self.life
+        with contextlib.suppress(ClientError, BotoCoreError, NodeLaunchException):
+            self.first.start_first(self.spec.nodes.low)
         world.sleep(life.chance.uniform(5, 30))  # Ray starts
         deadline = deadline_of(self.task, default=0)
         decisions = Decisions(self.spec, deadline, world.now)

@@ -23,6 +23,7 @@ from trainctl.aws.errors import DENIED, CliError
 from trainctl.aws.jobs import JobExecution, QueuePlace
 from trainctl.aws.tasks import Task
 from trainctl.jobs.pricing import cost_of, usd_so_far
+from trainctl.watch import boots
 from trainctl.watch.job_log import JobLog
 from trainctl.watch.polling import Polling
 from training.record.progress import Progress
@@ -92,7 +93,7 @@ def watch(
     num_heads = 0
     waits: Waits | None = None
     reached: Progress | None = None
-    said = ""
+    said, has_stepped = "", False
     with output.ProgressLine(clock=clock) as progress:
         while True:
             # Its nodes are read less often than its state: they take five calls.
@@ -108,6 +109,12 @@ def watch(
             if len(heads) > max(1, num_heads):
                 output.say(f"{_end_of_head(heads[-2])}; another one takes over")
             num_heads = len(heads)
+
+            # Once, when all of its start is over.
+            if has_new_nodes and not has_stepped:
+                start = boots.start_of(deployment, job, seen)
+                if has_stepped := "first step" in start:
+                    output.say(f"started in {boots.start_line(start)}")
 
             # The log, of which the last line is a program's state.
             lines = log.print_new(job, seen) if log else []
