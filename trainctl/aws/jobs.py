@@ -3,7 +3,8 @@
 import functools
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -24,7 +25,7 @@ from contract.job import (
     Priority,
     execution_arn,
 )
-from contract.text import did_you_mean, utc
+from contract.text import counted, did_you_mean, utc
 from contract.times import CONSISTENT_S
 from trainctl.aws.clients import Clients, unless
 from trainctl.aws.deployment_bucket import json_object
@@ -168,9 +169,13 @@ class QueuePlace:
 
     limit: int = 0
     """Jobs that its user may have at a time, where it waits for those; 0: it waits for hosts."""
+    kept: str = ""
+    """Hosts that ``after`` keeps for another user, where those are in its way."""
 
     @property
     def words(self) -> str:
+        if self.kept and self.until:
+            return f"number {self.number}, {self.kept} by {self.after} until {utc(self.until)}"
         if self.limit:
             return f"number {self.number}, after {self.after}: max_jobs_per_user is {self.limit}"
         until = f", which ends by {utc(self.until)}, usually sooner" if self.until else ""
@@ -324,10 +329,6 @@ class Jobs:
         def deadline(name: str) -> datetime | None:
             return self.deadline(job) if name and (job := described(name)) else None
 
-        def has_begun(name: str) -> bool:
-            job = described(name) if name else None
-            return job is not None and bool(self._submissions(job))
-
         pages = self._clients.stepfunctions.get_paginator("list_executions").paginate(
             stateMachineArn=self._machine, statusFilter="RUNNING"
         )
@@ -336,7 +337,7 @@ class Jobs:
         executions += [{"name": "", "startDate": now}] if new else []
         names = in_order(executions, spec, now=now.timestamp())
         if len({*map(priority, names)}) > 1:  # what has begun is not ended for another
-            names.sort(key=lambda name: not has_begun(name))
+            names.sort(key=lambda name: not (name and self._has_begun(name)))
         order = limits.in_turn(names, user)
         # All behind them wait for a head in any case.
         first = order[: limits.max_heads + 1]
@@ -366,9 +367,48 @@ class Jobs:
                 limit = limits.max_jobs_per_user
                 number = len(places) + 1
                 places[name] = QueuePlace(number=number, after=after, until=None, limit=limit)
+        places |= self._behind_kept(places, first, wanted, limits)
         for name, other in _followed(executions, names, spec):
             places[name] = QueuePlace(number=len(places) + 1, after=other, until=deadline(other))
         return places
+
+    def _behind_kept(
+        self,
+        queued: Collection[str],
+        names: Sequence[str],
+        wanted: Sequence[JobSpec | None],
+        limits: Limits,
+    ) -> dict[str, QueuePlace]:
+        """Jobs that would begin but for hosts that are kept for other users.
+
+        Args:
+            names: of jobs that have begun, or are next.
+            wanted: their orders.
+        """
+        nodes, places = self._tasks.of_jobs(), dict[str, QueuePlace]()
+        keepers = [(self._described(name), task) for name, task in nodes if task.kept_until]
+        for at, (name, own) in enumerate(zip(names, wanted, strict=True)):
+            others = [
+                (job, task)
+                for job, task in keepers
+                if own and job and job.spec and job.spec.user_id != own.user_id
+            ]
+            hosts = Counter("" if task.is_head else task.pool for _, task in others)
+            is_free = limits.without(hosts.pop("", 0), hosts).place(own, wanted[:at])
+            if not others or is_free or name in queued or (name and self._has_begun(name)):
+                continue
+            job, task = max(others, key=lambda each: each[1].kept_until)
+            places[name] = QueuePlace(
+                number=len(queued) + len(places) + 1,
+                after=job.id,
+                until=datetime.fromtimestamp(task.kept_until, tz=UTC),
+                kept=f"{counted(len(others), 'host')} kept for {job.submitter}",
+            )
+        return places
+
+    def _has_begun(self, name: str) -> bool:
+        job = self._described(name)
+        return job is not None and bool(self._submissions(job))
 
     def workers(self, job: JobExecution) -> list[Task]:
         """The worker tasks of a job that have not ended for more than an hour."""

@@ -567,7 +567,7 @@ def _check_budget(deployment: Deployment, plan: JobPlan) -> list[str]:
         return []
     used, left = spent(deployment)
     said = f"this month's jobs have cost {dollars(used)} of a budget of {dollars(budget)}"
-    said += f", jobs that run or wait can cost {dollars(left)} more" if left else ""
+    said += f", jobs that run, wait or keep hosts can cost {dollars(left)} more" if left else ""
     if used + left >= budget and shape.budget_refuses:
         until = "they end" if used < budget else "next month (UTC)"
         raise UsageError(

@@ -102,6 +102,7 @@ def watch(
                 found = [*jobs.heads(job), *jobs.workers(job)] if tasks else jobs.all_nodes(job)
                 # Tasks that ECS has forgotten since still have logs.
                 tasks |= {task.id: task for task in found}
+                has_stepped = has_stepped or _say_start(deployment, job, [*tasks.values()])
             seen = [*tasks.values()]
 
             # A head replaces another one: that was lost, or its pool has no hosts.
@@ -109,12 +110,6 @@ def watch(
             if len(heads) > max(1, num_heads):
                 output.say(f"{_end_of_head(heads[-2])}; another one takes over")
             num_heads = len(heads)
-
-            # Once, when all of its start is over.
-            if has_new_nodes and not has_stepped:
-                start = boots.start_of(deployment, job, seen)
-                if has_stepped := "first step" in start:
-                    output.say(f"started in {boots.start_line(start)}")
 
             # The log, of which the last line is a program's state.
             lines = log.print_new(job, seen) if log else []
@@ -136,6 +131,15 @@ def watch(
         time.sleep(LAST_LINES_S)
         log.print_new(job, seen)
     return job
+
+
+def _say_start(deployment: Deployment, job: JobExecution, tasks: Sequence[Task]) -> bool:
+    """Print the seconds of a start that is over; False: it is not."""
+    seconds = boots.start_of(deployment, job, tasks)
+    is_over = "first step" in seconds
+    if is_over:
+        output.say(f"started in {boots.start_line(seconds)}")
+    return is_over
 
 
 def _end_of_head(head: Task) -> str:
