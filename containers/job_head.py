@@ -102,6 +102,8 @@ class Observation:
     """Another job has taken over the files of the run."""
     is_unfit: bool = False
     """The head's own host cannot train."""
+    is_alone: bool = False
+    """The job that it goes with has ended."""
     demand: str = ""
     """Reason why the program asks Ray for more than the job can have."""
     failure: str | None = None
@@ -153,6 +155,8 @@ class Decisions:
         if seen.is_replaced:
             text = "another job has taken over the files of this run: the command is ended"
             return exits.FILES_LOST, text
+        if seen.is_alone:
+            return exits.OK, f"run {self._spec.beside} has ended, and this job with it"
         if seen.now > self._deadline - self.early_s:
             comes = f"the deadline is in {self.early_s} s"
             return exits.DEADLINE, comes if self.early_s else "the deadline is reached"
@@ -244,7 +248,7 @@ class JobHead:
         self._trains = environment.get(ENV_TRAINS, "1") == "1"
         self._storage = environment.get(ENV_STORAGE, "")
         self._environment = environment
-        self._is_stopped = self._is_unfit = False
+        self._is_stopped = self._is_unfit = self._is_alone = False
         self._own_code = 0  # of the command itself
         self._outlived: dict[int, list[str]] = {}  # what still ran at its end
         launches = config.spec.command[1:3] == ("-m", LAUNCH)
@@ -311,6 +315,9 @@ class JobHead:
             with contextlib.suppress(*BUCKET_ERRORS):  # reported again soon
                 key = runs.job_life(self._config.spec.run, self._config.job)
                 self._reports.put(key, life.to_json().encode())
+                if beside := self._config.spec.beside:
+                    end = runs.job_record(beside, self._config.spec.after)
+                    self._is_alone = self._reports.get(end) is not None
 
     def _note(self, phase: str) -> None:
         """Report that a part of the start is over."""
@@ -651,6 +658,7 @@ class JobHead:
                 is_stopped=self._is_stopped,
                 is_replaced=self._mirror is not None and self._mirror.is_replaced,
                 is_unfit=self._is_unfit,
+                is_alone=self._is_alone,
                 silence=self._silence,
                 demand=self._ray.demand.reason,
                 failure=self._failure_of_worker(now) if self._decisions.waits else None,

@@ -380,6 +380,16 @@ def test_workers_are_requested_at_once_where_the_same_has_passed_the_questions_b
     assert requested(exits.BAD_INPUT, "r3") == 0, "they are asked all the same"
 
 
+def test_a_job_that_goes_with_another_ends_with_it_and_may_save_first() -> None:
+    life = Life(lasts=math.inf, stops_in=40, beside="other", after="other-bado", grace_s=60)
+    life.clock.at(50, life.job.report_life)
+    life.clock.at(100, lambda: life.s3.objects.update({"ends/other/other-bado.json": b"{}"}))
+    life.clock.at(150, life.job.report_life)
+    assert life.run() == exits.OK
+    (command,) = life.commands
+    assert (command.told, command.killed) == (pytest.approx(150, abs=0.3), None)
+
+
 def test_each_part_of_a_start_is_reported() -> None:
     words = ("python", "-m", "training.launch", "fsdp", "--run", "r1")
     life = Life(lasts=100, codes=(0, 0), recipe="fsdp", command=words, nodes=Range(2, 2))

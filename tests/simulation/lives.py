@@ -405,6 +405,7 @@ class Life:
         holds, pools = Random(f"holds {world.seed}"), Random(f"pools {world.seed}")
         levels = Random(f"priorities {world.seed}")
         keeps = Random(f"keeps {world.seed}")
+        together = Random(f"together {world.seed}")
         market = Random(f"market {world.seed}")
         has_market = not self.is_long and market.random() < MARKET_SHARE
         submits: list[float] = []
@@ -441,7 +442,9 @@ class Life:
             )
             earlier = [each for each, then in enumerate(submits) if then < at - 60]
             if earlier and keeps.random() < 0.2:
-                spec = replace(spec, after=f"r{keeps.choice(earlier)}-bado-kilo")
+                other = f"r{keeps.choice(earlier)}"
+                goes_with = together.random() < 0.5
+                spec = replace(spec, after=f"{other}-bado-kilo", beside=other * goes_with)
             submits.append(at)
             self.programs[name] = program
             if len(spec.pools) > 1 and pools.random() < 0.5:  # EC2 is short where it starts
@@ -656,11 +659,14 @@ class Life:
         may_wait = job.nodes.low <= self.account.least_workers
         may_wait &= all({*job.spec.ladder} <= each.keys() for _, each in self._deploys)
         other = self.account.executions.get(job.spec.after)
-        may_follow = not job.spec.after or (other and other.status == "SUCCEEDED")
+        may_follow = not job.spec.after or (
+            other and (not other.ended if job.spec.beside else other.status == "SUCCEEDED")
+        )
         world.happened["job failed as the one before it had"] += not may_follow
         if not may_follow and written["status"] == JobStatus.FAILED and not job.num_starts:
             return
-        if job.num_starts and other and not 0 < other.ended < job.admitted_at:
+        begins = (other.admitted_at if job.spec.beside else other.ended) if other else 0
+        if job.num_starts and other and not 0 < begins < job.admitted_at:
             world.blame(f"{job.name} does not wait for {other.name}")
         if not job.num_starts and may_wait:
             world.blame(f"{job.name} ends before its turn: {written['reason']}")
@@ -849,6 +855,7 @@ class Head:
                     monotonic=world.now,
                     num_workers=there,
                     is_stopped=self.is_stopped,
+                    is_alone=self._is_alone(),
                 )
             )
             is_short = there < self.spec.nodes.low
@@ -895,6 +902,13 @@ class Head:
             self._release()
         life.model.end(self.task, code)
         life.forsake(self)
+
+    def _is_alone(self) -> bool:
+        """True once the job that it goes with has ended, as its head reads in the bucket."""
+        end = runs.job_record(self.spec.beside or "r", self.spec.after)
+        is_alone = bool(self.spec.beside) and end in self.life.account.s3.objects
+        self.world.happened["job ended with another"] += is_alone
+        return is_alone
 
     def _hold(self, decisions: Decisions, code: int) -> None:
         world, spec = self.world, self.spec

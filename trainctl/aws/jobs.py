@@ -258,16 +258,19 @@ class Jobs:
         hint = did_you_mean(name, there, otherwise="trainctl ls lists the jobs there are")
         raise UsageError(f"there is no job and no run {name!r}: {hint}")
 
-    def to_follow(self, name: str) -> str:
-        """Id of a job that another is to follow.
+    def to_follow(self, after: str | None, beside: str | None) -> dict[str, str]:
+        """Fields of the order of a job that follows another, or goes with a run's.
 
         Raises:
-            UsageError: there is none, or it has ended without success.
+            UsageError: there is no such job, or it has ended, for ``after`` without success.
         """
-        job = self.find(name)
-        if job.is_over and job.status != JobStatus.SUCCEEDED:
-            raise UsageError(f"--after {name}: {job.id} has not succeeded ({job.reason})")
-        return job.id
+        if after and beside:
+            raise UsageError("--after and --with: give one of them")
+        job = self.find(after or beside or "")
+        if job.is_over and (beside or job.status != JobStatus.SUCCEEDED):
+            option = f"--with {beside}" if beside else f"--after {after}"
+            raise UsageError(f"{option}: {job.id} has ended ({job.reason})")
+        return {"after": job.id, "beside": job.run if beside else ""}
 
     def heads(self, job: JobExecution) -> list[Task]:
         """The head tasks of a job, one for each attempt, the newest last."""
@@ -335,7 +338,7 @@ class Jobs:
         now = datetime.now(tz=UTC)
         executions = [*pages.search("executions[]")]
         executions += [{"name": "", "startDate": now}] if new else []
-        names = in_order(executions, spec, now=now.timestamp())
+        names = in_order(executions, spec, has_begun=self._has_begun, now=now.timestamp())
         if len({*map(priority, names)}) > 1:  # what has begun is not ended for another
             names.sort(key=lambda name: not (name and self._has_begun(name)))
         order = limits.in_turn(names, user)
@@ -368,8 +371,9 @@ class Jobs:
                 number = len(places) + 1
                 places[name] = QueuePlace(number=number, after=after, until=None, limit=limit)
         places |= self._behind_kept(places, first, wanted, limits)
-        for name, other in _followed(executions, names, spec):
-            places[name] = QueuePlace(number=len(places) + 1, after=other, until=deadline(other))
+        for name, own in _followers(executions, names, spec):
+            until = None if own.beside else deadline(own.after)
+            places[name] = QueuePlace(number=len(places) + 1, after=own.after, until=until)
         return places
 
     def _behind_kept(
@@ -492,19 +496,19 @@ class Jobs:
         ]
 
 
-def _followed(
+def _followers(
     executions: Sequence[Mapping[str, Any]],
     names: Sequence[str],
     spec: Callable[[str], JobSpec | None],
-) -> list[tuple[str, str]]:
-    """Jobs that wait for another to succeed, with that other one.
+) -> list[tuple[str, JobSpec]]:
+    """Jobs that wait for another, with their orders.
 
     Args:
         names: of those that wait for none.
         spec: order of a job.
     """
     left = [each["name"] for each in executions if each["name"] not in names]
-    return [(name, own.after) for name in left if (own := spec(name))]
+    return [(name, own) for name in left if (own := spec(name))]
 
 
 def _submitted(output: str | None) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from contract import runs
 from contract.cluster_shape import ClusterShape
@@ -29,7 +29,7 @@ from contract.job import (
     Placement,
     Priority,
 )
-from contract.nodes import ENV_COMMIT, HEAD, OF_EACH_NODE, WORKER, Range
+from contract.nodes import ENV_BESIDE, ENV_COMMIT, HEAD, OF_EACH_NODE, WORKER, Range
 from contract.text import counted, dollars, duration, listed, utc
 from trainctl import output
 from trainctl.aws.clients import unless
@@ -155,7 +155,7 @@ class JobPlan:
             "deadline": f"at most {duration(spec.max_seconds).removesuffix(' 0 min')}, usually "
             f"sooner ({wait}){self.why_deadline}",
             "price": an_hour(self.prices, spec.nodes.high),
-            "after": spec.after and f"{spec.after} succeeds; if it does not, this job fails",
+            "with" if spec.beside else "after": self._chain(),
             "hold": self._hold(),
             "keep": self._keep(),
             "maximum": f"{dollars(self.usd_at_most)}, plus {NOT_INCLUDED}",
@@ -164,6 +164,13 @@ class JobPlan:
         lines = [f"{name:10}{value}" for name, value in rows.items() if value]
         # A command that is wrapped could not be copied.
         return "\n".join(line if line.startswith("command") else _fill(line) for line in lines)
+
+    def _chain(self) -> str:
+        """Row of ``text``, of a job that waits for another."""
+        other = self.spec.after
+        if self.spec.beside:
+            return f"{other}: begins once it has, and is told to end when it has ended"
+        return other and f"{other} succeeds; if it does not, this job fails"
 
     def _hold(self) -> str:
         """Row of ``text``, of a job whose hosts stay after a failure."""
@@ -226,6 +233,7 @@ class JobPlan:
             "usd_hold": self.usd_idle(spec.hold_s),
             "keep_minutes": spec.keep_s / 60,
             "after": spec.after,
+            "with": spec.beside,
             "usd_expected": self.usd_expected,
             "prices": dataclasses.asdict(self.prices),
             "code": self.code.words if self.code else "",
@@ -282,6 +290,9 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         pools=hosts if len(hosts) > 1 else {},
     )
     sent, kept = _sent(request, work.on, nodes)
+    chain: Any = {}
+    if options.after or options.beside:
+        chain = deployment.jobs.to_follow(options.after, options.beside)
     max_seconds, why_deadline = _deadline(options, prices, shape, nodes, work.training_s)
     spec = JobSpec(
         run=run,
@@ -297,8 +308,8 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         skip_files=tuple(options.skip_files or ()),
         hold_s=round(options.hold * 60),
         keep_s=round(options.keep * 60),
-        after=deployment.jobs.to_follow(options.after) if options.after else "",
-        variables=sent,
+        **chain,
+        variables={**sent, **({ENV_BESIDE: chain["beside"]} if options.beside else {})},
         secrets=request.secrets,
         prices=prices,
         submitter=deployment.user,
