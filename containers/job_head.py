@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -124,8 +124,14 @@ class Decisions:
         self._spec, self._deadline = spec, deadline
         # None while there are as many worker nodes as it needs.
         self._short_since: float | None = began
+        self.is_held = False
+        """No worker nodes are requested yet."""
         self.capacity_at: float | None = None
         """Time at which there first were enough, by the monotonic clock."""
+
+    def begin(self, now: float) -> None:
+        """Wait for worker nodes from this moment on, by the monotonic clock."""
+        self.is_held, self._short_since = False, now
 
     @property
     def early_s(self) -> int:
@@ -194,6 +200,8 @@ class Decisions:
         return own, ""
 
     def _lack_of_capacity(self, seen: Observation) -> tuple[int, str] | None:
+        if self.is_held:
+            return None
         there, needed = seen.num_workers or 0, self._spec.nodes.low
         if seen.num_workers is not None and there >= needed:
             self._short_since = None
@@ -259,8 +267,7 @@ class JobHead:
         """True if the program's environment is asked whether it can start."""
         self._holds = self._looks or (self._asks and needs_nodes)
         """True if workers are requested only after that."""
-        spec = replace(config.spec, nodes=Range(0, 0)) if self._holds else config.spec
-        self._decisions = Decisions(spec, config.deadline, clock.monotonic())
+        self._decisions = Decisions(config.spec, config.deadline, clock.monotonic())
         self._has_released = False
         self._phases: dict[str, float] = {}
         self._mirror: Mirror | None = None
@@ -276,11 +283,8 @@ class JobHead:
             # Of an earlier attempt: another node may do better.
             user_code.forget_failure_of_worker(self._config.spec.code, client=self._client)
         self._ray.start()
-        if self._holds and self._has_passed():
-            self._holds = False
-            self._decisions = Decisions(
-                self._config.spec, self._config.deadline, self._clock.monotonic()
-            )
+        self._holds = self._holds and not self._has_passed()
+        self._decisions.is_held = self._holds
         if not self._holds:
             self._ray.request()
         code = exits.FAILED
@@ -347,8 +351,7 @@ class JobHead:
             self._clock.sleep(_POLL_S)
         self._note("Ray")
         if self._holds:
-            spec, now = self._config.spec, self._clock.monotonic()
-            self._decisions = Decisions(spec, self._config.deadline, now)
+            self._decisions.begin(self._clock.monotonic())
         return None
 
     def _run_in(self, folder: Path) -> int:
@@ -357,8 +360,7 @@ class JobHead:
         try:
             # Ray starts meanwhile.
             own = user_code.prepare(spec, work, should_stop=self._must_end)
-            if spec.code:
-                self._note("packages")
+            self._note("packages")
             if self._asks:
                 self._check_program(work, own)
             if not self._looks and (early := self._until_up()) is not None:
@@ -496,7 +498,7 @@ class JobHead:
         """True if a job like this one has passed the head's questions before: they are asked again,
         and its workers come meanwhile."""
         with contextlib.suppress(*BUCKET_ERRORS):
-            return self._storage.startswith("s3://") and self._reports.get(self._passed) is not None
+            return self._reports.get(self._passed) is not None
         return False
 
     def _pass(self) -> None:
@@ -505,8 +507,7 @@ class JobHead:
         if self._holds:
             self._ray.request()
         with contextlib.suppress(*BUCKET_ERRORS):
-            if self._storage.startswith("s3://"):
-                self._reports.put(self._passed, b"")
+            self._reports.put(self._passed, b"")
 
     def _until_nodes(self) -> int | None:
         """Wait for Ray and a recipe's worker nodes; an exit code where that fails."""

@@ -382,25 +382,12 @@ def test_workers_are_requested_at_once_where_the_same_has_passed_the_questions_b
 
 def test_a_job_that_goes_with_another_ends_with_it_and_may_save_first() -> None:
     life = Life(lasts=math.inf, stops_in=40, beside="other", after="other-bado", grace_s=60)
-    life.clock.at(50, life.job.report_life)
     life.clock.at(100, lambda: life.s3.objects.update({"ends/other/other-bado.json": b"{}"}))
     life.clock.at(150, life.job.report_life)
     assert life.run() == exits.OK
     (command,) = life.commands
-    assert (command.told, command.killed) == (pytest.approx(150, abs=0.3), None)
-
-
-def test_each_part_of_a_start_is_reported() -> None:
-    words = ("python", "-m", "training.launch", "fsdp", "--run", "r1")
-    life = Life(lasts=100, codes=(0, 0), recipe="fsdp", command=words, nodes=Range(2, 2))
-    life.ray.start = lambda: None  # type: ignore[method-assign]
-    life.clock.at(130, life.ray.have, 0)
-    life.clock.at(185, life.ray.have, 2)
-    life.run()
-    life.job.report_life()
-    report = json.loads(life.s3.objects["heads/r1/r1-20261121-0900-abcd.life"])
-    phases = {"questions": 100, "Ray": 130, "workers": 185}
-    assert report["phases"] == pytest.approx(phases, abs=0.3)
+    assert command.told == pytest.approx(150, abs=0.3)
+    assert not command.killed
 
 
 def test_ray_starts_meanwhile_and_workers_are_waited_for_once_it_is_up() -> None:
@@ -413,6 +400,10 @@ def test_ray_starts_meanwhile_and_workers_are_waited_for_once_it_is_up() -> None
     assert life.job.run() == exits.OK
     assert [each.ends for each in life.commands] == pytest.approx([100, 285], abs=0.3)
     assert life.ray.done[-1] == "ended, workers kept", "their hosts are kept for the next job"
+    life.job.report_life()
+    report = json.loads(life.s3.objects["heads/r1/r1-20261121-0900-abcd.life"])
+    ends = {"packages": 0, "questions": 100, "Ray": 130, "workers": 185}
+    assert report["phases"] == pytest.approx(ends, abs=0.3)
 
 
 @pytest.mark.parametrize(
@@ -665,26 +656,9 @@ def test_nodes_without_work_are_reported_and_released_after_the_idle_time(
     assert capfd.readouterr().err.count("1 worker node has had nothing to do for 90 s") == 1
 
 
-def test_ray_reads_how_many_workers_there_shall_be(tmp_path: Path) -> None:
-    ray = ray_head.RayHead(
-        config(),
-        NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT),
-        address="10.0.0.5",
-        environment={},
-        folder=tmp_path,
-        provider=cast(Any, {}),
-    )
-    for least in (None, 0):
-        ray.scale(least=least)
-        (file,) = tmp_path.iterdir()
-        worker = json.loads(file.read_text())["available_node_types"]["worker"]
-        assert worker["min_workers"] == (1 if least is None else 0)
-
-
-@pytest.mark.parametrize("error", [None, NodeLaunchException("x", "no host", None)])
 @pytest.mark.parametrize("is_over", [False, True])
-def test_the_first_workers_are_requested_before_ray_and_then_it_looks_after_them(
-    tmp_path: Path, error: Exception | None, is_over: bool
+def test_the_first_workers_are_requested_before_ray_looks_after_them(
+    tmp_path: Path, is_over: bool
 ) -> None:
     ray = ray_head.RayHead(
         ordered(nodes=Range(2, 4), on=Placement.NODES),
@@ -694,21 +668,18 @@ def test_the_first_workers_are_requested_before_ray_and_then_it_looks_after_them
         folder=tmp_path,
         provider=cast(Any, {}),
     )
-    told: list[int] = []
 
     def start_first(count: int) -> None:
-        told.append(count)
         if is_over:  # the job has given up meanwhile
-            ray.scale(least=0, most=0)
-        if error:
-            raise error
+            ray.scale(least=0)
+        raise NodeLaunchException("x", f"{count} hosts", None)
 
     vars(ray)["_nodes"] = Mock(start_first=start_first)
     ray.request()
-    eventually("Ray reads it", (tmp_path / "autoscaling.yaml").exists)
-    worker = json.loads((tmp_path / "autoscaling.yaml").read_text())["available_node_types"]
-    assert told == [4]
-    assert worker["worker"]["min_workers"] == (0 if is_over else 4)
+    place = tmp_path / "autoscaling.yaml"
+    eventually("Ray reads it", place.exists)
+    worker = json.loads(place.read_text())["available_node_types"]["worker"]
+    assert worker["min_workers"] == (0 if is_over else 4)
 
 
 # --- the files of a program on the head -----------------------------------------------------------

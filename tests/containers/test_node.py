@@ -351,8 +351,7 @@ sys.exit(1)
     assert said in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("head", [True, False])
-def test_nodes_join_while_the_dashboard_starts(monkeypatch: pytest.MonkeyPatch, head: bool) -> None:
+def test_nodes_join_while_the_dashboard_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray._private import node, services
     from ray.scripts import scripts
 
@@ -360,12 +359,9 @@ def test_nodes_join_while_the_dashboard_starts(monkeypatch: pytest.MonkeyPatch, 
 
     started: list[object] = []
 
-    class Node:
-        def __init__(self) -> None:
+    class Node(node.Node):
+        def __init__(self, *, head: bool) -> None:
             self.head = head
-            if head:
-                self.start_api_server(include_dashboard=None)
-            self.start_ray_processes()
 
         def start_api_server(self, **how: object) -> None:
             started.append(how)
@@ -373,13 +369,15 @@ def test_nodes_join_while_the_dashboard_starts(monkeypatch: pytest.MonkeyPatch, 
         def start_ray_processes(self) -> None:
             started.append("raylet")
 
-    for name in ("start_api_server", "start_ray_processes"):
-        assert callable(getattr(node.Node, name)), "Ray has other names now"
     monkeypatch.setattr(node, "Node", Node)
     monkeypatch.setattr(services, "start_raylet", services.start_raylet)
-    monkeypatch.setattr(scripts, "main", Node)
+    monkeypatch.setattr(scripts, "main", bool)
     ray_start.main()
-    assert started == ["raylet", {"include_dashboard": None}][: 1 + head]
+    head = Node(head=True)
+    head.start_api_server(include_dashboard=None)
+    for each in (head, Node(head=False)):
+        each.start_ray_processes()
+    assert started == ["raylet", {"include_dashboard": None}, "raylet"]
 
 
 def test_a_raylet_does_not_wait_for_an_agent_that_is_late(

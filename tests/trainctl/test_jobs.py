@@ -97,7 +97,6 @@ def test_a_job_beyond_its_users_limit_waits_for_its_own_and_is_passed_by(
         ("bert", "3", "worker", False),
         ("anna", "4", "worker", False),  # they are for this job
         ("bert", "0", "head", True),
-        ("bert", "0", "worker", False),
     ],
 )
 def test_a_job_that_waits_for_hosts_of_others_names_them(
