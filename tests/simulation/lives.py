@@ -666,7 +666,8 @@ class Life:
         if not may_follow and written["status"] == JobStatus.FAILED and not job.num_starts:
             return
         begins = (other.admitted_at if job.spec.beside else other.ended) if other else 0
-        if job.num_starts and other and not 0 < begins < job.admitted_at:
+        is_late = job.spec.beside and other and 0 < other.ended < job.admitted_at - 300
+        if job.num_starts and other and (is_late or not 0 < begins < job.admitted_at):
             world.blame(f"{job.name} does not wait for {other.name}")
         if not job.num_starts and may_wait:
             world.blame(f"{job.name} ends before its turn: {written['reason']}")
