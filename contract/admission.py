@@ -119,7 +119,7 @@ def in_order(
     for name, began in began_at.items():
         spec = order(name)
         follows = spec and spec.after in began_at.keys() - {""}
-        if spec and follows and not (spec.beside and has_begun(spec.after)):
+        if spec and follows and not (spec.with_run and has_begun(spec.after)):
             continue
         is_old = now - began.timestamp() >= times.COUNTS_AS_HIGH_S
         level = Priority.HIGH if is_old else spec.priority if spec else Priority.NORMAL

@@ -58,7 +58,7 @@ _TEXTS: Final = {
         f"a mail address, or the name of a secret that begins with {NOTIFY_SECRETS}, or empty",
     ),
     "after": (r"[A-Za-z0-9_-]{0,80}", "the id of a job, or empty"),
-    "beside": (r"[A-Za-z0-9._-]{0,63}", "the name of a run, or empty"),
+    "with_run": (r"[A-Za-z0-9._-]{0,63}", "the name of a run, or empty"),
     "submitter": _TAG_VALUE,
     "user_id": _TAG_VALUE,
 }
@@ -135,7 +135,7 @@ class JobSpec:
     They are billed; 0: they are released."""
     after: str = ""
     """Id of the job that has to succeed before this one is admitted; empty: it waits for none."""
-    beside: str = ""
+    with_run: str = ""
     """Run of that job, where this one begins once that job has begun, and ends with it."""
     recipe: str = ""
     """Name of the recipe that the command trains; empty: it is another program. The words of the

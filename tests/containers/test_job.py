@@ -381,7 +381,7 @@ def test_workers_are_requested_at_once_where_the_same_has_passed_the_questions_b
 
 
 def test_a_job_that_goes_with_another_ends_with_it_and_may_save_first() -> None:
-    life = Life(lasts=math.inf, stops_in=40, beside="other", after="other-bado", grace_s=60)
+    life = Life(lasts=math.inf, stops_in=40, with_run="other", after="other-bado", grace_s=60)
     life.clock.at(100, lambda: life.s3.objects.update({"ends/other/other-bado.json": b"{}"}))
     life.clock.at(150, life.job.report_life)
     assert life.run() == exits.OK

@@ -141,7 +141,7 @@ def test_jobs_are_in_order_by_priority_then_start_then_name_and_none_waits_for_e
     orders["d"], orders["c"] = replace(orders["d"], after="a"), replace(orders["c"], after="gone")
     found = in_order(executions, orders.get, has_begun=begun.__contains__, now=now.timestamp())
     assert found == ["f", "a", "c", "b", "e"], "d follows one that is unfinished"
-    orders["d"] = replace(orders["d"], beside="r")
+    orders["d"] = replace(orders["d"], with_run="r")
     for has_begun in ("b", "a"):
         begun.add(has_begun)
         found = in_order(executions, orders.get, has_begun=begun.__contains__, now=now.timestamp())

@@ -25,7 +25,7 @@ from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND, TAG_RAY_USE
 
 from containers import autoscaler
 from containers.autoscaler import EcsNodeProvider
-from containers.job_head import Decisions, Observation
+from containers.decisions import Decisions, Observation
 from contract import exits, job_outcome, runs, times
 from contract.admission import Limits
 from contract.job import (
@@ -444,7 +444,7 @@ class Life:
             if earlier and keeps.random() < 0.2:
                 other = f"r{keeps.choice(earlier)}"
                 goes_with = together.random() < 0.5
-                spec = replace(spec, after=f"{other}-bado-kilo", beside=other * goes_with)
+                spec = replace(spec, after=f"{other}-bado-kilo", with_run=other * goes_with)
             submits.append(at)
             self.programs[name] = program
             if len(spec.pools) > 1 and pools.random() < 0.5:  # EC2 is short where it starts
@@ -660,13 +660,13 @@ class Life:
         may_wait &= all({*job.spec.ladder} <= each.keys() for _, each in self._deploys)
         other = self.account.executions.get(job.spec.after)
         may_follow = not job.spec.after or (
-            other and (not other.ended if job.spec.beside else other.status == "SUCCEEDED")
+            other and (not other.ended if job.spec.with_run else other.status == "SUCCEEDED")
         )
         world.happened["job failed as the one before it had"] += not may_follow
         if not may_follow and written["status"] == JobStatus.FAILED and not job.num_starts:
             return
-        begins = (other.admitted_at if job.spec.beside else other.ended) if other else 0
-        is_late = job.spec.beside and other and 0 < other.ended < job.admitted_at - 300
+        begins = (other.admitted_at if job.spec.with_run else other.ended) if other else 0
+        is_late = job.spec.with_run and other and 0 < other.ended < job.admitted_at - 300
         if job.num_starts and other and (is_late or not 0 < begins < job.admitted_at):
             world.blame(f"{job.name} does not wait for {other.name}")
         if not job.num_starts and may_wait:
@@ -906,8 +906,8 @@ class Head:
 
     def _is_alone(self) -> bool:
         """True once the job that it goes with has ended, as its head reads in the bucket."""
-        end = runs.job_record(self.spec.beside or "r", self.spec.after)
-        is_alone = bool(self.spec.beside) and end in self.life.account.s3.objects
+        end = runs.job_record(self.spec.with_run or "r", self.spec.after)
+        is_alone = bool(self.spec.with_run) and end in self.life.account.s3.objects
         self.world.happened["job ended with another"] += is_alone
         return is_alone
 

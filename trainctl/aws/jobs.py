@@ -258,19 +258,19 @@ class Jobs:
         hint = did_you_mean(name, there, otherwise="trainctl ls lists the jobs there are")
         raise UsageError(f"there is no job and no run {name!r}: {hint}")
 
-    def to_follow(self, after: str | None, beside: str | None) -> dict[str, str]:
+    def to_follow(self, after: str | None, with_run: str | None) -> dict[str, str]:
         """Fields of the order of a job that follows another, or goes with a run's.
 
         Raises:
             UsageError: there is no such job, or it has ended, for ``after`` without success.
         """
-        if after and beside:
+        if after and with_run:
             raise UsageError("--after and --with: give one of them")
-        job = self.find(after or beside or "")
-        if job.is_over and (beside or job.status != JobStatus.SUCCEEDED):
-            option = f"--with {beside}" if beside else f"--after {after}"
+        job = self.find(after or with_run or "")
+        if job.is_over and (with_run or job.status != JobStatus.SUCCEEDED):
+            option = f"--with {with_run}" if with_run else f"--after {after}"
             raise UsageError(f"{option}: {job.id} has ended ({job.reason})")
-        return {"after": job.id, "beside": job.run if beside else ""}
+        return {"after": job.id, "with_run": job.run if with_run else ""}
 
     def heads(self, job: JobExecution) -> list[Task]:
         """The head tasks of a job, one for each attempt, the newest last."""
@@ -372,7 +372,7 @@ class Jobs:
                 places[name] = QueuePlace(number=number, after=after, until=None, limit=limit)
         places |= self._behind_kept(places, first, wanted, limits)
         for name, own in _followers(executions, names, spec):
-            until = None if own.beside else deadline(own.after)
+            until = [deadline(own.after), None][bool(own.with_run)]
             places[name] = QueuePlace(number=len(places) + 1, after=own.after, until=until)
         return places
 

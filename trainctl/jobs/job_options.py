@@ -212,7 +212,7 @@ class JobOptions:
             help="Start when this job has succeeded; if it does not, this one fails.",
         ),
     ] = None
-    beside: Annotated[
+    with_run: Annotated[
         str | None,
         typer.Option(
             "--with",

@@ -265,9 +265,8 @@ def object_of(key: str, *, may_fail: bool = False) -> str:
 
 # --- what it is called for ------------------------------------------------------------------------
 def admit(event: dict[str, Any]) -> dict[str, Any]:
-    """Before the first attempt: whether the head may start (``running``, with the ``pools`` and the
-    ``nodes`` that its job may have), is to ask again after a ``pause``, in seconds (``queued``), or
-    how the job ended that gets no turn."""
+    """Before the first attempt: the head may start (``running``, with its job's ``pools`` and
+    ``nodes``), asks again after a ``pause`` in seconds (``queued``), or the job has ended."""
     job, spec, now = event["Job"], spec_of(event["Spec"]), time.time()
     waited = now - event["Began"]
     status, reason, place = JobStatus.FAILED, "failed: its order is not understood", None
@@ -283,10 +282,10 @@ def admit(event: dict[str, Any]) -> dict[str, Any]:
     elif spec.user_id and object_of(runs.job_stop(spec.user_id, job)):
         status, reason = JobStatus.STOPPED, STOPPED_BY_USER
     elif spec.after and (other := execution(spec.after).get("status")) != (
-        "RUNNING" if spec.beside else "SUCCEEDED"
+        "RUNNING" if spec.with_run else "SUCCEEDED"
     ):
         status = JobStatus.QUEUED if other == "RUNNING" else JobStatus.FAILED
-        reason = f"{status}: {spec.after} has {'ended' if spec.beside else 'not succeeded'}"
+        reason = f"{status}: {spec.after} has {'ended' if spec.with_run else 'not succeeded'}"
     elif place := admitted(job, spec):
         status, reason = JobStatus.RUNNING, "running"
         if record := record_of(job, spec):  # of a look before a deploy, whose answer was lost
