@@ -251,7 +251,7 @@ class EcsNodeProvider(NodeProvider):
             new.replace(self._settings["first"])
 
     def _take_over(self, now: float) -> Iterable[tuple[str, tuple[float, dict[str, str]]]]:
-        """What the head has started itself, which ECS's lists may lack; once."""
+        """Nodes that the head has started itself, which ECS's lists may lack; once."""
         place = Path(self._settings.get("first", ""))
         if self._has_first or not place.is_file():
             return []
