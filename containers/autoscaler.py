@@ -20,6 +20,7 @@ from ray.autoscaler.node_launch_exception import NodeLaunchException
 from ray.autoscaler.node_provider import NodeProvider
 from ray.autoscaler.tags import (
     NODE_KIND_HEAD,
+    NODE_KIND_WORKER,
     STATUS_UP_TO_DATE,
     TAG_RAY_NODE_KIND,
     TAG_RAY_NODE_STATUS,
@@ -29,7 +30,7 @@ from ray.autoscaler.tags import (
 from contract import exits, faults
 from contract.job import JOB_GROUP
 from contract.job_outcome import Ending, ending
-from contract.nodes import CONTAINER, HEAD, pool_of
+from contract.nodes import CONTAINER, HEAD, WORKER, pool_of
 
 if TYPE_CHECKING:
     from mypy_boto3_ecs import ECSClient
@@ -59,6 +60,10 @@ _OF_LATE_S: Final = 1800.0
 _SETTLES_S: Final = 60.0
 
 
+#: Tags of a node that the head starts itself.
+_FIRST: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: WORKER}
+
+
 class ProviderConfig(TypedDict):
     """``provider`` of the autoscaler's configuration, as far as it is ours."""
 
@@ -81,6 +86,8 @@ class ProviderConfig(TypedDict):
     """More variables of a worker, such as the head's address."""
     failed_starts: NotRequired[str]
     """File for how often Ray did not start in worker tasks, within half an hour."""
+    first: NotRequired[str]
+    """File with the tasks that the head has started itself (``start_first``)."""
 
 
 class EcsNodeProvider(NodeProvider):
@@ -110,6 +117,7 @@ class EcsNodeProvider(NodeProvider):
         self._ended: set[str] = set()
         self._failed: dict[str, float] = {}  # tasks in which Ray did not start, and when they ended
         self._not_before = 0.0  # by the clock: the next worker is started then
+        self._has_first = False
         self._is_wanted = True
         """False once ECS has told the head's own task to stop."""
 
@@ -125,7 +133,7 @@ class EcsNodeProvider(NodeProvider):
         with self._lock:
             self._started = {
                 arn: (at, tags)
-                for arn, (at, tags) in self._started.items()
+                for arn, (at, tags) in [*self._started.items(), *self._take_over(now)]
                 if now - at < _SETTLES_S
             }
             recent = dict(self._started)
@@ -222,6 +230,33 @@ class EcsNodeProvider(NodeProvider):
             wanted = min(left, RUN_TASK_MOST)
             self._run(tags, wanted)
             left -= wanted
+
+    def workers(self) -> list[str]:
+        """Ids of all worker nodes."""
+        return self.non_terminated_nodes({TAG_RAY_NODE_KIND: NODE_KIND_WORKER})
+
+    def start_first(self, count: int) -> None:
+        """Start workers while Ray's autoscaler is not up: ``count``, with those that are there.
+
+        Raises:
+            NodeLaunchException: as ``create_node``.
+        """
+        missing = count - len(self.workers())
+        try:
+            if missing > 0:
+                self.create_node({}, _FIRST, missing)
+        finally:
+            new = Path(self._settings["first"] + ".new")
+            new.write_text("\n".join(self._started), encoding="utf-8")
+            new.replace(self._settings["first"])
+
+    def _take_over(self, now: float) -> Iterable[tuple[str, tuple[float, dict[str, str]]]]:
+        """Nodes that the head has started itself, which ECS's lists may lack; once."""
+        place = Path(self._settings.get("first", ""))
+        if self._has_first or not place.is_file():
+            return []
+        self._has_first = True
+        return [(arn, (now, _FIRST)) for arn in place.read_text(encoding="utf-8").split()]
 
     def _run(self, tags: Mapping[str, str], count: int) -> None:
         try:

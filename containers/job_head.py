@@ -9,6 +9,8 @@ of workers never joins, the command gets SIGTERM and time to save before Ray sto
 
 import contextlib
 import functools
+import hashlib
+import json
 import shlex
 import signal
 import sys
@@ -16,11 +18,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from containers import node
+from containers.decisions import CANNOT_PREPARE, Decisions, Observation
 from containers.host import machine
 from containers.host.machine import Clock, say
 from containers.node import NodeConfig
@@ -54,8 +56,9 @@ from containers.ray_watch import RayWatch
 from contract import exits, faults, runs, times
 from contract.errors import InputError
 from contract.files import WORK
-from contract.job import LAUNCH, LOOK, Hold, JobSpec, Life, Placement
+from contract.job import LAUNCH, LOOK, Life, Placement
 from contract.nodes import (
+    ENV_GIT_SHA,
     ENV_HOST_CHECK,
     ENV_LOG,
     ENV_RUN,
@@ -70,144 +73,8 @@ from store.bucket import Bucket
 
 #: Poll interval for cheap local checks, in seconds.
 _POLL_S: Final = 0.1
-_CANNOT_PREPARE: Final = "failed: a worker node cannot prepare the code: "
 #: ``ray start --block`` looks at Ray's processes every second.
 _RAY_ENDS_S: Final = 3.0
-#: Worker tasks in which Ray did not start end the job when they have ended at so many times. Each
-#: of them has tried several times (``containers.node``).
-_FAILED_STARTS: Final = 3
-
-
-# --- decisions ------------------------------------------------------------------------------------
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Observation:
-    """Observations of a head about its job at a moment."""
-
-    now: float
-    """Unix time."""
-    monotonic: float
-    """Monotonic clock, in seconds."""
-    num_workers: int | None
-    """Worker nodes that Ray has; None until Ray is up."""
-    ray_code: int | None = None
-    """Exit code of a Ray that has ended by itself."""
-    is_stopped: bool = False
-    """The head was told to end."""
-    silence: str = ""
-    """Description of a program that hangs."""
-    is_replaced: bool = False
-    """Another job has taken over the files of the run."""
-    is_unfit: bool = False
-    """The head's own host cannot train."""
-    demand: str = ""
-    """Reason why the program asks Ray for more than the job can have."""
-    failure: str | None = None
-    """Reason why a worker node could not prepare."""
-    failed_starts: int = 0
-    """How often Ray did not start in tasks of worker nodes, of late."""
-
-
-class Decisions:
-    """Decides if a job may continue, from its head's observations so far."""
-
-    def __init__(self, spec: JobSpec, deadline: float, began: float) -> None:
-        """
-        Args:
-            deadline: Unix time.
-            began: by the monotonic clock.
-        """
-        self._spec, self._deadline = spec, deadline
-        # None while there are as many worker nodes as it needs.
-        self._short_since: float | None = began
-        self.capacity_at: float | None = None
-        """Time at which there first were enough, by the monotonic clock."""
-
-    @property
-    def early_s(self) -> int:
-        """Seconds between the command's SIGTERM and the deadline; a recipe saves
-        after it. A short job loses at most a quarter of its time."""
-        spec = self._spec
-        return 0 if spec.recipe else min(spec.grace_s, spec.max_seconds // 4)
-
-    @property
-    def is_short(self) -> bool:
-        """True while it has fewer worker nodes than it needs."""
-        return self._short_since is not None
-
-    @property
-    def waits(self) -> bool:
-        """True while it lacks worker nodes that it needs. A recipe waits for those that it has lost
-        while the others are billed. A program may go on without them, and one on all nodes has its
-        own patience (``containers.program.start.supervisor``)."""
-        has_lost = self.capacity_at is not None
-        may_wait = bool(self._spec.nodes.low) and (bool(self._spec.recipe) or not has_lost)
-        return may_wait and self.is_short
-
-    def decide(self, seen: Observation) -> tuple[int, str] | None:
-        """Exit code of a job that must not continue, and the reason in words; None while it may."""
-        if seen.is_stopped:
-            return exits.TERMINATED, "stopped on request"
-        if seen.is_replaced:
-            text = "another job has taken over the files of this run: the command is ended"
-            return exits.FILES_LOST, text
-        if seen.now > self._deadline - self.early_s:
-            comes = f"the deadline is in {self.early_s} s"
-            return exits.DEADLINE, comes if self.early_s else "the deadline is reached"
-        if seen.ray_code is not None:
-            return exits.RAY_FAILED, f"Ray ended on its own (exit code {seen.ray_code})"
-        if seen.is_unfit:
-            return exits.BAD_HOST, ""
-        if seen.silence:
-            return exits.HUNG, ""
-        if seen.demand:
-            return exits.ASKS_TOO_MUCH, f"the program {seen.demand}"
-        return self._lack_of_capacity(seen)
-
-    def hold(self, code: int, now: float) -> Hold | None:
-        """How long the hosts of a job stay whose command has ended with ``code``; None: no longer.
-
-        Args:
-            now: Unix time.
-        """
-        until = min(now + self._spec.hold_s, self._deadline - times.HOLD_MARGIN_S)
-        if code in exits.NOT_HELD or until <= now:
-            return None
-        return Hold(code=code, since=now, until=until)
-
-    def exit_code(self, own: int) -> tuple[int, str]:
-        """Exit code of a job whose command has ended by itself with ``own``; in words, why it is
-        another one."""
-        if own == exits.KILLED:
-            # As the container's code it would mean that the head was killed, and would be retried.
-            text = f"the command was killed (exit code {own}), perhaps out of memory: the job fails"
-            return exits.FAILED, text
-        if own in exits.OF_THE_SYSTEM and self._spec.uses_ray:
-            text = f"the command's exit code {own} is reserved here: the job's is 1"
-            return exits.FAILED, text
-        return own, ""
-
-    def _lack_of_capacity(self, seen: Observation) -> tuple[int, str] | None:
-        there, needed = seen.num_workers or 0, self._spec.nodes.low
-        if seen.num_workers is not None and there >= needed:
-            self._short_since = None
-            if self.capacity_at is None:
-                self.capacity_at = seen.monotonic
-            return None
-        if self._short_since is None:
-            self._short_since = seen.monotonic
-        if seen.failed_starts >= _FAILED_STARTS:
-            text = f"failed: Ray did not start on worker nodes, {seen.failed_starts} times"
-            return exits.FAILED, f"{text}; their logs say more"
-        if not self.waits:
-            return None
-        if seen.failure is not None:
-            return exits.BAD_INPUT, _CANNOT_PREPARE + seen.failure
-        waited = seen.monotonic - self._short_since
-        if waited <= self._spec.capacity_wait_s:
-            return None
-        after = "after the start" if self.capacity_at is None else "after a loss"
-        text = f"{there} of {needed} worker nodes, {waited:.0f} s {after}: no capacity"
-        return exits.NO_CAPACITY, text
 
 
 # --- the job --------------------------------------------------------------------------------------
@@ -241,7 +108,7 @@ class JobHead:
         self._trains = environment.get(ENV_TRAINS, "1") == "1"
         self._storage = environment.get(ENV_STORAGE, "")
         self._environment = environment
-        self._is_stopped = self._is_unfit = False
+        self._is_stopped = self._is_unfit = self._is_alone = False
         self._own_code = 0  # of the command itself
         self._outlived: dict[int, list[str]] = {}  # what still ran at its end
         launches = config.spec.command[1:3] == ("-m", LAUNCH)
@@ -252,9 +119,9 @@ class JobHead:
         """True if the program's environment is asked whether it can start."""
         self._holds = self._looks or (self._asks and needs_nodes)
         """True if workers are requested only after that."""
-        spec = replace(config.spec, nodes=Range(0, 0)) if self._holds else config.spec
-        self._decisions = Decisions(spec, config.deadline, clock.monotonic())
+        self._decisions = Decisions(config.spec, config.deadline, clock.monotonic())
         self._has_released = False
+        self._phases: dict[str, float] = {}
         self._mirror: Mirror | None = None
         self._log_end = LogEnd()
         self._is_ending = False  # to end, and has little time left
@@ -267,9 +134,11 @@ class JobHead:
         if self._config.spec.code:
             # Of an earlier attempt: another node may do better.
             user_code.forget_failure_of_worker(self._config.spec.code, client=self._client)
-        if self._holds:
-            self._ray.hold()
         self._ray.start()
+        self._holds = self._holds and not self._has_passed()
+        self._decisions.is_held = self._holds
+        if not self._holds:
+            self._ray.request()
         code = exits.FAILED
         try:
             code = self._until_end()
@@ -298,10 +167,19 @@ class JobHead:
         gone."""
         if self._storage.startswith("s3://"):
             is_complete = self._decisions.capacity_at is not None
-            life = Life(at=self._clock.time(), is_complete=is_complete)
+            life = Life(at=self._clock.time(), is_complete=is_complete, phases=dict(self._phases))
             with contextlib.suppress(*BUCKET_ERRORS):  # reported again soon
                 key = runs.job_life(self._config.spec.run, self._config.job)
                 self._reports.put(key, life.to_json().encode())
+                if with_run := self._config.spec.with_run:
+                    end = runs.job_record(with_run, self._config.spec.after)
+                    self._is_alone = self._reports.get(end) is not None
+
+    def _note(self, phase: str) -> None:
+        """Report that a part of the start is over."""
+        if phase not in self._phases:
+            self._phases[phase] = self._clock.time()
+            machine.in_background(self.report_life)
 
     @functools.cached_property
     def _reports(self) -> Bucket:
@@ -316,16 +194,16 @@ class JobHead:
         """Wait until Ray is up, then for workers; an exit code where it does not come up."""
         began = self._clock.monotonic()
         # Its port alone is not enough: the head is a node of its own cluster some seconds later.
-        while self._ray.size is None:
+        while not self._ray.is_up:
             if (early := self._reason_to_end()) is not None:
                 return early
             if self._clock.monotonic() - began > times.RAY_START_S:
                 self._say_of_ray(f"Ray did not start within {times.RAY_START_S} s")
                 return exits.RAY_FAILED
             self._clock.sleep(_POLL_S)
+        self._note("Ray")
         if self._holds:
-            spec, now = self._config.spec, self._clock.monotonic()
-            self._decisions = Decisions(spec, self._config.deadline, now)
+            self._decisions.begin(self._clock.monotonic())
         return None
 
     def _run_in(self, folder: Path) -> int:
@@ -334,6 +212,7 @@ class JobHead:
         try:
             # Ray starts meanwhile.
             own = user_code.prepare(spec, work, should_stop=self._must_end)
+            self._note("packages")
             if self._asks:
                 self._check_program(work, own)
             if not self._looks and (early := self._until_up()) is not None:
@@ -354,7 +233,7 @@ class JobHead:
         try:
             code = self._wait(command)
             if self._looks and code == exits.OK:
-                self._ray.scale()
+                self._pass()
                 early = self._until_nodes()
                 if early is None:
                     command = spawn()
@@ -456,8 +335,31 @@ class JobHead:
             nodes=Range(nodes.low + self._trains, nodes.high + self._trains),
             gpus=config.worker_gpus,
         ).check()
+        self._pass()
+
+    @property
+    def _passed(self) -> str:
+        """Key of the mark of all jobs about which the head asks the same."""
+        spec = self._config.spec
+        words = [each for each in spec.command if each != spec.run]
+        image, gpus = self._environment.get(ENV_GIT_SHA, ""), self._config.worker_gpus
+        asked = [image, spec.code_sha256, words, str(spec.nodes), dict(spec.variables), gpus]
+        return runs.passed(hashlib.sha256(json.dumps(asked).encode()).hexdigest())
+
+    def _has_passed(self) -> bool:
+        """True if a job like this one has passed the head's questions before: they are asked again,
+        and its workers come meanwhile."""
+        with contextlib.suppress(*BUCKET_ERRORS):
+            return self._reports.get(self._passed) is not None
+        return False
+
+    def _pass(self) -> None:
+        """Request the workers, unless they have been: the head's questions are answered."""
+        self._note("questions")
         if self._holds:
-            self._ray.scale()
+            self._ray.request()
+        with contextlib.suppress(*BUCKET_ERRORS):
+            self._reports.put(self._passed, b"")
 
     def _until_nodes(self) -> int | None:
         """Wait for Ray and a recipe's worker nodes; an exit code where that fails."""
@@ -567,7 +469,7 @@ class JobHead:
             # A node may have come in place of a lost one, and found packages gone.
             why = user_code.failure_of_worker(spec.code, client=self._client)
         if why:
-            self._report(_CANNOT_PREPARE + why)
+            self._report(CANNOT_PREPARE + why)
             return exits.BAD_INPUT
         code, changed = self._decisions.exit_code(own)
         if changed:
@@ -609,15 +511,19 @@ class JobHead:
                 is_stopped=self._is_stopped,
                 is_replaced=self._mirror is not None and self._mirror.is_replaced,
                 is_unfit=self._is_unfit,
+                is_alone=self._is_alone,
                 silence=self._silence,
                 demand=self._ray.demand.reason,
                 failure=self._failure_of_worker(now) if self._decisions.waits else None,
                 failed_starts=self._ray.failed_starts,
             )
         )
-        if was_short and not self._decisions.is_short and self._config.spec.code:
-            # The others could prepare it: why one could not explains no later loss.
-            user_code.forget_failure_of_worker(self._config.spec.code, client=self._client)
+        if was_short and not self._decisions.is_short:
+            if self._config.spec.nodes.low:
+                self._note("workers")
+            if self._config.spec.code:
+                # The others could prepare it: why one could not explains no later loss.
+                user_code.forget_failure_of_worker(self._config.spec.code, client=self._client)
         if found is None:
             return None
         code, text = found

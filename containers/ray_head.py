@@ -5,6 +5,7 @@ Only for the head of a job (``containers.job_head``); workers and clusters start
 """
 
 import contextlib
+import functools
 import json
 import os
 import threading
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from containers import demand, node
+from containers import demand, health, node
 from containers.host import machine
 from containers.host.machine import say
 from containers.node import TOKEN, NodeConfig, count
@@ -25,6 +26,7 @@ from contract import times
 from contract.errors import InputError
 from contract.job import JobSpec, Placement
 from contract.nodes import (
+    AGENT_PORT,
     DEFAULT_POOL,
     ENV_DEADLINE,
     ENV_HEAD_ADDRESS,
@@ -48,7 +50,8 @@ from contract.text import counted
 from contract.typed_json import loads
 
 if TYPE_CHECKING:
-    from containers.autoscaler import ProviderConfig  # which imports Ray
+    # They import Ray.
+    from containers.autoscaler import EcsNodeProvider, ProviderConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,10 +175,7 @@ def autoscaling(
         most: worker nodes at a time; as many as the job may have by default.
     """
     most = config.spec.nodes.high if most is None else most
-    if least is None:
-        # A program on all nodes asks Ray for nothing, and takes whatever joins.
-        on_nodes = config.spec.on == Placement.NODES
-        least = config.spec.nodes.high if on_nodes else config.spec.nodes.low
+    least = _least(config) if least is None else least
     own_provider = {
         "type": "external",
         "module": "containers.autoscaler.EcsNodeProvider",
@@ -210,6 +210,13 @@ def autoscaling(
         "worker_setup_commands": [],
     }
     return json.dumps(wanted, indent=1)
+
+
+def _least(config: JobConfig) -> int:
+    """Number of worker nodes that a job needs without work."""
+    # A program on all nodes asks Ray for nothing, and takes whatever joins.
+    nodes = config.spec.nodes
+    return nodes.high if config.spec.on == Placement.NODES else nodes.low
 
 
 def _resources(num_cpus: int, num_gpus: int) -> dict[str, int]:
@@ -249,23 +256,23 @@ class RayHead:
         """
         self._config, self._head, self._environment = config, head, environment
         self._folder = folder
-        self._provider: ProviderConfig = {**provider, "failed_starts": str(folder / _FAILED)}
+        self._provider: ProviderConfig = {
+            **provider,
+            "failed_starts": str(folder / _FAILED),
+            "first": str(folder / "first"),
+        }
         self._said = deque[str](maxlen=20)
         self._ended = threading.Event()
+        self._is_scaled = False
         self._ray: ProgramProcess | None = None
         self.address = address
         self.size: ClusterSize | None = None
         """Size of the cluster now; None until Ray is up."""
         self.demand = demand.DemandWatch(nodes_of(config, head))
 
-    def hold(self) -> None:
-        """Ask for no worker until ``scale`` is called; to be called before ``start``."""
-        self.scale(least=0, most=0)
-
     def start(self) -> None:
-        """Start Ray."""
-        if not (self._folder / _SCALING).exists():
-            self.scale()
+        """Start Ray; no worker is requested yet."""
+        self._write(least=0)
         machine.in_background(node.watch_cluster, os.environ[TOKEN], self._on_size, self._ended)
         command = node.ray_command(self._head, self.address)
         command += [f"--autoscaling-config={self._folder / _SCALING}"]
@@ -278,6 +285,12 @@ class RayHead:
         """Ray's exit code, once it has ended."""
         assert self._ray is not None, "start() comes first"
         return self._ray.poll()
+
+    @property
+    def is_up(self) -> bool:
+        """True once a program can connect."""
+        # Its dashboard, which has the size, is up seconds later.
+        return self.size is not None or health.listens(AGENT_PORT)
 
     @property
     def failed_starts(self) -> int:
@@ -297,6 +310,30 @@ class RayHead:
             least: workers that are kept without work; as many as the job needs by default.
             most: workers at a time; as many as the job may have by default.
         """
+        self._is_scaled = True
+        self._write(least=least, most=most)
+
+    def request(self) -> None:
+        """Request the workers that the job needs, from ECS itself: Ray's autoscaler, which looks
+        after them from then on, comes up meanwhile."""
+        machine.in_background(self._request)
+
+    def _request(self) -> None:
+        try:
+            self._nodes.start_first(_least(self._config))
+        except Exception as error:  # the autoscaler requests what is missing
+            say(f"the workers are left to Ray's autoscaler: {error}")
+        if not self._is_scaled:
+            self.scale()
+
+    @functools.cached_property
+    def _nodes(self) -> "EcsNodeProvider":
+        # Imported late: importing Ray takes a second, which the job's start need not wait for.
+        from containers.autoscaler import EcsNodeProvider
+
+        return EcsNodeProvider(self._provider, self._provider["job"])
+
+    def _write(self, *, least: int | None = None, most: int | None = None) -> None:
         text = autoscaling(self._config, self._head, self._provider, least=least, most=most)
         new = self._folder / "new.yaml"
         new.write_text(text, encoding="utf-8")
@@ -304,15 +341,9 @@ class RayHead:
 
     def release_workers(self) -> None:
         """Stop the workers; what fails here is left to the function that cleans up."""
-        # Imported late: importing Ray takes a second, which the job's start need not wait for.
-        from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND
-
-        from containers.autoscaler import EcsNodeProvider
-
         try:
-            nodes = EcsNodeProvider(self._provider, self._provider["job"])
-            workers = nodes.non_terminated_nodes({TAG_RAY_NODE_KIND: NODE_KIND_WORKER})
-            nodes.terminate_nodes(workers)
+            workers = self._nodes.workers()
+            self._nodes.terminate_nodes(workers)
         except Exception as error:  # the keeper stops what is left
             say(f"the workers could not be stopped: {error}")
         else:

@@ -67,6 +67,16 @@ def main() -> None:
     # A proxy for programs outside the cluster, which none can reach. It is a Python more to start.
     ray_node: Any = node.Node
     ray_node.start_ray_client_server = lambda _node: None
+    start_processes, start_dashboard = ray_node.start_ray_processes, ray_node.start_api_server
+    dashboard: dict[str, Any] = {}
+
+    def start_all(own: Any) -> None:
+        start_processes(own)
+        if own.head:
+            start_dashboard(own, **dashboard)
+
+    ray_node.start_api_server = lambda _node, **how: dashboard.update(how)
+    ray_node.start_ray_processes = start_all
     scripts.main()
 
 

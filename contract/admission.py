@@ -101,14 +101,16 @@ def in_order(
     executions: Iterable[Mapping[str, Any]],
     order: Callable[[str], JobSpec | None],
     *,
+    has_begun: Callable[[str], object],
     now: float,
 ) -> list[str]:
     """Names of executions, as Step Functions lists them, in the order of their turns: by priority,
     and of one priority by their start. None is overtaken for longer than ``COUNTS_AS_HIGH_S``. Jobs
-    that follow one of these are left out.
+    that follow one of these are left out, and those that go with one until it has begun.
 
     Args:
         order: of a job; None: it is not understood.
+        has_begun: true of a job that was admitted.
         now: Unix time.
     """
     levels = [*Priority]
@@ -116,7 +118,8 @@ def in_order(
     found = []
     for name, began in began_at.items():
         spec = order(name)
-        if spec and spec.after and spec.after in began_at:
+        follows = spec and spec.after in began_at.keys() - {""}
+        if spec and follows and not (spec.with_run and has_begun(spec.after)):
             continue
         is_old = now - began.timestamp() >= times.COUNTS_AS_HIGH_S
         level = Priority.HIGH if is_old else spec.priority if spec else Priority.NORMAL

@@ -40,7 +40,7 @@ USER_ID_TAG: Final = "user-id"  # by which IAM tells who may stop them
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
 #: Version of ``JobSpec``'s JSON. Raise it with every change; trainctl refuses to start jobs on a
 #: deployment that has another one.
-ORDER_VERSION: Final = 14
+ORDER_VERSION: Final = 15
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = (
@@ -58,6 +58,7 @@ _TEXTS: Final = {
         f"a mail address, or the name of a secret that begins with {NOTIFY_SECRETS}, or empty",
     ),
     "after": (r"[A-Za-z0-9_-]{0,80}", "the id of a job, or empty"),
+    "with_run": (r"[A-Za-z0-9._-]{0,63}", "the name of a run, or empty"),
     "submitter": _TAG_VALUE,
     "user_id": _TAG_VALUE,
 }
@@ -134,6 +135,8 @@ class JobSpec:
     They are billed; 0: they are released."""
     after: str = ""
     """Id of the job that has to succeed before this one is admitted; empty: it waits for none."""
+    with_run: str = ""
+    """Run of that job, where this one begins once that job has begun, and ends with it."""
     recipe: str = ""
     """Name of the recipe that the command trains; empty: it is another program. The words of the
     command do not tell: a user's script may have any name."""
@@ -456,6 +459,8 @@ class Life(_Report):
     """Unix time."""
     is_complete: bool
     """All worker nodes that the job needs have been there."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Parts of its start -> Unix time of their ends."""
 
 
 # --- why a task was stopped -----------------------------------------------------------------------

@@ -71,6 +71,7 @@ ENV_ERRORS: Final = "TRAIN_ERRORS"  # a folder where a program's processes note 
 ENV_WATCHED: Final = "TRAIN_WATCHED"  # Ray's head, which wants signs of life of the program
 ENV_WATCH: Final = "TRAIN_WATCH"  # a folder where a program's processes count their steps
 ENV_OUTPUT: Final = "TRAIN_OUTPUT"  # a program's folder for what shall be kept
+ENV_WITH_RUN: Final = "WITH_RUN"  # the run that a job goes with
 ENV_COMMIT: Final = "GIT_COMMIT"  # commit of a program's code, with -dirty after changes
 #: A program's variables that differ between the nodes of a start, or between two starts.
 OF_EACH_NODE: Final = frozenset(

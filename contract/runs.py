@@ -126,6 +126,15 @@ def job_life(run: str, job: str) -> str:
     return f"{HEADS_PREFIX}/{run}/{job}.life"
 
 
+def passed(content: str) -> str:
+    """Key of the object in the bucket by which a head notes that it had no objection to a job.
+
+    Args:
+        content: SHA-256 of what it has asked about.
+    """
+    return f"{HEADS_PREFIX}/passed/{content}"
+
+
 def job_stop(user_id: str, job: str) -> str:
     """Key of the object in the bucket by which a user calls off a job that waits for its turn."""
     return f"{STOPS_PREFIX}/{user_id}/{job}"

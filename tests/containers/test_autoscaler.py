@@ -118,6 +118,23 @@ def test_twenty_five_nodes_are_three_calls_and_a_head_that_comes_back_finds_them
     assert {*provider(ecs).non_terminated_nodes(WORKERS)} == ecs.running()
 
 
+def test_ray_takes_over_what_its_head_has_started_before_ecs_shows_it(
+    ecs: SimulatedEcs, tmp_path: Path
+) -> None:
+    first = str(tmp_path / "first")
+    provider(ecs, first=first).start_first(2)
+    of_ray = provider(ecs, first=first)
+    for task in ecs.tasks.values():
+        task["_shows"] = task["_known"] = 100.0
+    assert {*of_ray.workers()} == {*of_ray.workers()} == ecs.running()
+    ecs.now, ecs.capacity, again = 100, 3, str(tmp_path / "again")
+    with pytest.raises(NodeLaunchException, match="1 of 2 tasks"):
+        provider(ecs, first=again).start_first(4)  # of a head that comes back
+    for task in ecs.tasks.values():
+        task["_shows"] = task["_known"] = 200.0
+    assert len(provider(ecs, first=again).workers()) == 1, "also where ECS has not placed all"
+
+
 def test_what_cannot_be_placed_is_said_with_the_reason_and_the_rest_is_kept(
     ecs: SimulatedEcs, own: EcsNodeProvider
 ) -> None:

@@ -19,6 +19,7 @@ from unittest.mock import Mock
 import pytest
 from botocore.exceptions import EndpointConnectionError
 from ray.autoscaler._private.util import validate_config
+from ray.autoscaler.node_launch_exception import NodeLaunchException
 
 import containers.__main__ as container
 from containers import demand, job_head, ray_head
@@ -36,6 +37,7 @@ from contract.nodes import ClusterSize, Range
 from tests.aws.s3 import S3
 from tests.clock import FakeClock
 from tests.containers.program.saved_files import saved_in
+from tests.eventually import eventually
 
 TASK = OwnTask(arn="arn:aws:ecs:us-east-1:0:task/c/1", cluster="c")
 SPEC = JobSpec(run="r1", command=("python", "-c", "print(1)"), nodes=Range(1, 4), idle_s=90)
@@ -180,12 +182,17 @@ class Ray:
         self.failed_starts = 0
         self.scaled: list[tuple[int | None, int | None]] = []
         self.done: list[str] = []
+        self.num_requests = 0
 
-    def hold(self) -> None:
-        self.done.append("no worker yet")
+    @property
+    def is_up(self) -> bool:
+        return self.size is not None
 
     def start(self) -> None:
         self.have(0)
+
+    def request(self) -> None:
+        self.num_requests += 1
 
     def poll(self) -> int | None:
         return self.code
@@ -346,8 +353,41 @@ def test_a_recipe_reads_its_data_before_workers_are_asked_for(code: int, num_com
     life.clock.at(150, life.ray.have, 2)
     assert life.run() == code
     assert [each.words for each in life.commands] == [(*words, "--look"), words][:num_commands]
-    assert life.ray.done[0] == "no worker yet"
-    assert life.ray.scaled == [(None, None)] * (num_commands - 1)
+    assert life.ray.num_requests == num_commands - 1
+
+
+def test_workers_are_requested_at_once_where_the_same_has_passed_the_questions_before() -> None:
+    words = ("python", "-m", "training.launch", "fsdp", "--run")
+    order: dict[str, Any] = {"recipe": "fsdp", "nodes": Range(2, 2)}
+    known: dict[str, bytes] = {}
+
+    def requested(code: int, run: str, *more: str) -> float:
+        """Time at which a job requests its workers."""
+        own = order | {"run": run, "command": (*words, run, *more)}
+        life = Life(lasts=100, codes=(code, 0), **own)
+        life.s3.objects |= known
+        asked: list[float] = []
+        life.ray.request = lambda: asked.append(life.clock.now)  # type: ignore[method-assign]
+        life.clock.at(100, life.ray.have, 2)
+        assert life.run() == code
+        known.update(life.s3.objects)
+        return asked[0] if asked else math.inf
+
+    assert requested(exits.BAD_INPUT, "r1") == math.inf, "what is refused leaves no mark"
+    assert requested(exits.OK, "r1") == pytest.approx(100, abs=0.3)
+    assert requested(exits.OK, "r2") == 0
+    assert requested(exits.OK, "r2", "--epochs", "3") == pytest.approx(100, abs=0.3)
+    assert requested(exits.BAD_INPUT, "r3") == 0, "they are asked all the same"
+
+
+def test_a_job_that_goes_with_another_ends_with_it_and_may_save_first() -> None:
+    life = Life(lasts=math.inf, stops_in=40, with_run="other", after="other-bado", grace_s=60)
+    life.clock.at(100, lambda: life.s3.objects.update({"ends/other/other-bado.json": b"{}"}))
+    life.clock.at(150, life.job.report_life)
+    assert life.run() == exits.OK
+    (command,) = life.commands
+    assert command.told == pytest.approx(150, abs=0.3)
+    assert not command.killed
 
 
 def test_ray_starts_meanwhile_and_workers_are_waited_for_once_it_is_up() -> None:
@@ -360,6 +400,10 @@ def test_ray_starts_meanwhile_and_workers_are_waited_for_once_it_is_up() -> None
     assert life.job.run() == exits.OK
     assert [each.ends for each in life.commands] == pytest.approx([100, 285], abs=0.3)
     assert life.ray.done[-1] == "ended, workers kept", "their hosts are kept for the next job"
+    life.job.report_life()
+    report = json.loads(life.s3.objects["heads/r1/r1-20261121-0900-abcd.life"])
+    ends = {"packages": 0, "questions": 100, "Ray": 130, "workers": 185}
+    assert report["phases"] == pytest.approx(ends, abs=0.3)
 
 
 @pytest.mark.parametrize(
@@ -612,20 +656,30 @@ def test_nodes_without_work_are_reported_and_released_after_the_idle_time(
     assert capfd.readouterr().err.count("1 worker node has had nothing to do for 90 s") == 1
 
 
-def test_ray_reads_how_many_workers_there_shall_be(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_over", [False, True])
+def test_the_first_workers_are_requested_before_ray_looks_after_them(
+    tmp_path: Path, is_over: bool
+) -> None:
     ray = ray_head.RayHead(
-        config(),
+        ordered(nodes=Range(2, 4), on=Placement.NODES),
         NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT),
         address="10.0.0.5",
         environment={},
         folder=tmp_path,
         provider=cast(Any, {}),
     )
-    for least in (None, 0):
-        ray.scale(least=least)
-        (file,) = tmp_path.iterdir()
-        worker = json.loads(file.read_text())["available_node_types"]["worker"]
-        assert worker["min_workers"] == (1 if least is None else 0)
+
+    def start_first(count: int) -> None:
+        if is_over:  # the job has given up meanwhile
+            ray.scale(least=0)
+        raise NodeLaunchException("x", f"{count} hosts", None)
+
+    vars(ray)["_nodes"] = Mock(start_first=start_first)
+    ray.request()
+    place = tmp_path / "autoscaling.yaml"
+    eventually("Ray reads it", place.exists)
+    worker = json.loads(place.read_text())["available_node_types"]["worker"]
+    assert worker["min_workers"] == (0 if is_over else 4)
 
 
 # --- the files of a program on the head -----------------------------------------------------------

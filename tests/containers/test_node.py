@@ -351,6 +351,35 @@ sys.exit(1)
     assert said in capfd.readouterr().err
 
 
+def test_nodes_join_while_the_dashboard_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._private import node, services
+    from ray.scripts import scripts
+
+    from containers import ray_start
+
+    started: list[object] = []
+
+    class Node(node.Node):
+        def __init__(self, *, head: bool) -> None:
+            self.head = head
+
+        def start_api_server(self, **how: object) -> None:
+            started.append(how)
+
+        def start_ray_processes(self) -> None:
+            started.append("raylet")
+
+    monkeypatch.setattr(node, "Node", Node)
+    monkeypatch.setattr(services, "start_raylet", services.start_raylet)
+    monkeypatch.setattr(scripts, "main", bool)
+    ray_start.main()
+    head = Node(head=True)
+    head.start_api_server(include_dashboard=None)
+    for each in (head, Node(head=False)):
+        each.start_ray_processes()
+    assert started == ["raylet", {"include_dashboard": None}, "raylet"]
+
+
 def test_a_raylet_does_not_wait_for_an_agent_that_is_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

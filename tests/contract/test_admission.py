@@ -135,8 +135,14 @@ def test_jobs_are_in_order_by_priority_then_start_then_name_and_none_waits_for_e
         name: JobSpec(run="r", command=("x",), nodes=Range(1, 1), priority=Priority(level))
         for name, level in levels.items()
     }
-    found = in_order(executions, orders.get, now=now.timestamp())
+    begun = set[str]()
+    found = in_order(executions, orders.get, has_begun=begun.__contains__, now=now.timestamp())
     assert found == [*("f", "d"), *("a", "c", "b"), "e"], "f has waited for half a day"
     orders["d"], orders["c"] = replace(orders["d"], after="a"), replace(orders["c"], after="gone")
-    found = in_order(executions, orders.get, now=now.timestamp())
+    found = in_order(executions, orders.get, has_begun=begun.__contains__, now=now.timestamp())
     assert found == ["f", "a", "c", "b", "e"], "d follows one that is unfinished"
+    orders["d"] = replace(orders["d"], with_run="r")
+    for has_begun in ("b", "a"):
+        begun.add(has_begun)
+        found = in_order(executions, orders.get, has_begun=begun.__contains__, now=now.timestamp())
+        assert ("d" in found) == (has_begun == "a"), "d goes with a, once that has begun"

@@ -839,6 +839,8 @@ class Execution:
     def follows_until(self, moment: float) -> bool:
         """Whether it waited for another job at some time after a moment, and has not begun."""
         other = self.account.executions.get(self.spec.after) if self.spec else None
+        if other and self.spec and self.spec.with_run and other.admitted_at:
+            return other.admitted_at > moment and not self.admitted_at
         is_before = other is not None and (other.status == "RUNNING" or other.ended > moment)
         return is_before and not self.admitted_at
 

@@ -7,6 +7,9 @@ product's own. A stand-in for Ray asks for nodes; a stand-in for the program run
 import contextlib
 import functools
 import json
+import shutil
+import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +25,7 @@ from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND, TAG_RAY_USE
 
 from containers import autoscaler
 from containers.autoscaler import EcsNodeProvider
-from containers.job_head import Decisions, Observation
+from containers.decisions import Decisions, Observation
 from contract import exits, job_outcome, runs, times
 from contract.admission import Limits
 from contract.job import (
@@ -148,6 +151,8 @@ class Life:
         self.chance: Random = world.random
         self.max_heads, self.max_workers = self.chance.randint(1, 3), self.chance.randint(1, 4)
         self.sizes = dict.fromkeys(FAMILIES, self.max_workers) | {"for-heads": self.max_heads}
+        self.folder = tempfile.mkdtemp()
+        weakref.finalize(self, shutil.rmtree, self.folder)
         self.is_exact = False
         """EventBridge loses no event."""
         self._offers = dict.fromkeys(FAMILIES, PLENTY)
@@ -400,6 +405,7 @@ class Life:
         holds, pools = Random(f"holds {world.seed}"), Random(f"pools {world.seed}")
         levels = Random(f"priorities {world.seed}")
         keeps = Random(f"keeps {world.seed}")
+        together = Random(f"together {world.seed}")
         market = Random(f"market {world.seed}")
         has_market = not self.is_long and market.random() < MARKET_SHARE
         submits: list[float] = []
@@ -436,7 +442,9 @@ class Life:
             )
             earlier = [each for each, then in enumerate(submits) if then < at - 60]
             if earlier and keeps.random() < 0.2:
-                spec = replace(spec, after=f"r{keeps.choice(earlier)}-bado-kilo")
+                other = f"r{keeps.choice(earlier)}"
+                goes_with = together.random() < 0.5
+                spec = replace(spec, after=f"{other}-bado-kilo", with_run=other * goes_with)
             submits.append(at)
             self.programs[name] = program
             if len(spec.pools) > 1 and pools.random() < 0.5:  # EC2 is short where it starts
@@ -651,11 +659,15 @@ class Life:
         may_wait = job.nodes.low <= self.account.least_workers
         may_wait &= all({*job.spec.ladder} <= each.keys() for _, each in self._deploys)
         other = self.account.executions.get(job.spec.after)
-        may_follow = not job.spec.after or (other and other.status == "SUCCEEDED")
+        may_follow = not job.spec.after or (
+            other and (not other.ended if job.spec.with_run else other.status == "SUCCEEDED")
+        )
         world.happened["job failed as the one before it had"] += not may_follow
         if not may_follow and written["status"] == JobStatus.FAILED and not job.num_starts:
             return
-        if job.num_starts and other and not 0 < other.ended < job.admitted_at:
+        begins = (other.admitted_at if job.spec.with_run else other.ended) if other else 0
+        is_late = job.spec.with_run and other and 0 < other.ended < job.admitted_at - 300
+        if job.num_starts and other and (is_late or not 0 < begins < job.admitted_at):
             world.blame(f"{job.name} does not wait for {other.name}")
         if not job.num_starts and may_wait:
             world.blame(f"{job.name} ends before its turn: {written['reason']}")
@@ -800,9 +812,14 @@ class Head:
             "subnets": [],
             "security_groups": [],
             "environment": {},
+            "first": f"{life.folder}/{task['taskArn'].rpartition('/')[2]}",
         }
-        self.provider = EcsNodeProvider(
-            config, job.name, ecs=client, functions=client, clock=life.world.monotonic
+        # One starts the first nodes while Ray starts, and Ray's own one takes them over.
+        self.first, self.provider = (
+            EcsNodeProvider(
+                config, job.name, ecs=client, functions=client, clock=life.world.monotonic
+            )
+            for _ in range(2)
         )
 
     @property
@@ -811,6 +828,8 @@ class Head:
 
     def run(self) -> None:
         world, life = self.world, self.life
+        with contextlib.suppress(ClientError, BotoCoreError, NodeLaunchException):
+            self.first.start_first(self.spec.nodes.low)
         world.sleep(life.chance.uniform(5, 30))  # Ray starts
         deadline = deadline_of(self.task, default=0)
         decisions = Decisions(self.spec, deadline, world.now)
@@ -837,6 +856,7 @@ class Head:
                     monotonic=world.now,
                     num_workers=there,
                     is_stopped=self.is_stopped,
+                    is_alone=self._is_alone(),
                 )
             )
             is_short = there < self.spec.nodes.low
@@ -883,6 +903,13 @@ class Head:
             self._release()
         life.model.end(self.task, code)
         life.forsake(self)
+
+    def _is_alone(self) -> bool:
+        """True once the job that it goes with has ended, as its head reads in the bucket."""
+        end = runs.job_record(self.spec.with_run or "r", self.spec.after)
+        is_alone = bool(self.spec.with_run) and end in self.life.account.s3.objects
+        self.world.happened["job ended with another"] += is_alone
+        return is_alone
 
     def _hold(self, decisions: Decisions, code: int) -> None:
         world, spec = self.world, self.spec

@@ -78,6 +78,7 @@ def test_no_job_task_host_or_record_is_lost_whatever_happens(
         states_seen = {f"state {name}" for name in states["States"]}
         held = {"hosts held", "hosts held by a head that does not end that"}
         held |= {"host kept", "kept host taken by the next job", "job followed another"}
+        held |= {"job ended with another"}
         held |= {"job went to its next pool", "hosts paid for training"}
         held |= {"spot host taken by the market", "job overtook one of a lower priority"}
         assert {*names, *ends, *states_seen, *held} <= {*happened} - {

@@ -12,6 +12,8 @@ import typer
 
 from contract import exits, times
 from contract.cluster_shape import ClusterShape
+from contract.job import overrides
+from contract.nodes import ENV_KEPT, ENV_NODE
 from contract.text import dollars
 from tests.trainctl.account import PRICES, Account
 from tests.trainctl.conftest import Cli
@@ -227,6 +229,16 @@ def test_a_job_of_last_month_that_still_runs_holds_its_rest_of_a_budget(account:
     )
     assert most
     assert (used, left) == pytest.approx((0, most - 1.006 - 35 / 730))
+
+
+def test_hosts_that_are_kept_hold_the_rest_of_their_time_of_a_budget(account: Account) -> None:
+    account.add("job", status="SUCCEEDED", output="{}")
+    now = account.now.timestamp()
+    values = {ENV_KEPT: str(now + 1200), ENV_NODE: "worker"}
+    kept: dict[str, Any] = {"startedBy": "kept-1", "overrides": overrides(values)}
+    account.add_worker("k", "RUNNING", job="job", group="kept:job", **kept)
+    _, left = pricing.spent(Where().find())
+    assert left == pytest.approx(1.006 / 3600 * (1200 + times.SWEEP_EVERY_S), rel=0.1)
 
 
 def test_nodes_that_run_or_whose_event_is_on_its_way_count(account: Account, cli: Cli) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from contract import exits
-from contract.job import JobStatus
+from contract.job import JobStatus, overrides
+from contract.nodes import ENV_KEPT, ENV_NODE
 from contract.times import CONSISTENT_S
 from tests.aws.calls import refused
 from tests.trainctl.account import POOLS, Account
@@ -87,6 +88,34 @@ def test_a_job_beyond_its_users_limit_waits_for_its_own_and_is_passed_by(
     assert places(account) == {"job-3": (1, "job-0"), "job-1": (2, "job-0")}
     queued = [job["queue"] and job["queue"]["number"] for job in cli.json("ls")]
     assert queued == [1, None, 2, None]
+
+
+@pytest.mark.parametrize(
+    ("user_id", "nodes", "kind", "waits"),
+    [
+        ("bert", "4", "worker", True),
+        ("bert", "3", "worker", False),
+        ("anna", "4", "worker", False),  # they are for this job
+        ("bert", "0", "head", True),
+    ],
+)
+def test_a_job_that_waits_for_hosts_of_others_names_them(
+    account: Account, cli: Cli, user_id: str, nodes: str, kind: str, waits: bool
+) -> None:
+    account.shape |= {"max_heads": 1, "max_workers": 4}
+    account.add("first", run="first", status="SUCCEEDED")
+    account.change_order("first", user_id="anna", submitter="anna@example.com", keep_s=1200)
+    until = account.now.timestamp() + 600
+    values = {ENV_KEPT: str(until), ENV_NODE: kind}
+    kept = {"group": "kept:first", "startedBy": "kept-1", "overrides": overrides(values)}
+    account.add_worker("k", "RUNNING", job="first", **kept)
+    account.add("next", run="next")
+    account.change_order("next", nodes=nodes, user_id=user_id)
+    words = "number 1, 1 host kept for anna@example.com by first until "
+    assert (words in cli("show next").out) == waits
+    assert places(account) == ({"next": (1, "first")} if waits else {})
+    account.add_head("next", "h")  # it has begun: hosts of it may be on their way
+    assert places(account) == {}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 import functools
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -24,7 +25,7 @@ from contract.job import (
     Priority,
     execution_arn,
 )
-from contract.text import did_you_mean, utc
+from contract.text import counted, did_you_mean, utc
 from contract.times import CONSISTENT_S
 from trainctl.aws.clients import Clients, unless
 from trainctl.aws.deployment_bucket import json_object
@@ -168,9 +169,13 @@ class QueuePlace:
 
     limit: int = 0
     """Jobs that its user may have at a time, where it waits for those; 0: it waits for hosts."""
+    kept: str = ""
+    """Hosts that ``after`` keeps for another user, where those are in its way."""
 
     @property
     def words(self) -> str:
+        if self.kept and self.until:
+            return f"number {self.number}, {self.kept} by {self.after} until {utc(self.until)}"
         if self.limit:
             return f"number {self.number}, after {self.after}: max_jobs_per_user is {self.limit}"
         until = f", which ends by {utc(self.until)}, usually sooner" if self.until else ""
@@ -253,16 +258,19 @@ class Jobs:
         hint = did_you_mean(name, there, otherwise="trainctl ls lists the jobs there are")
         raise UsageError(f"there is no job and no run {name!r}: {hint}")
 
-    def to_follow(self, name: str) -> str:
-        """Id of a job that another is to follow.
+    def to_follow(self, after: str | None, with_run: str | None) -> dict[str, str]:
+        """Fields of the order of a job that follows another, or goes with a run's.
 
         Raises:
-            UsageError: there is none, or it has ended without success.
+            UsageError: there is no such job, or it has ended, for ``after`` without success.
         """
-        job = self.find(name)
-        if job.is_over and job.status != JobStatus.SUCCEEDED:
-            raise UsageError(f"--after {name}: {job.id} has not succeeded ({job.reason})")
-        return job.id
+        if after and with_run:
+            raise UsageError("--after and --with: give one of them")
+        job = self.find(after or with_run or "")
+        if job.is_over and (with_run or job.status != JobStatus.SUCCEEDED):
+            option = f"--with {with_run}" if with_run else f"--after {after}"
+            raise UsageError(f"{option}: {job.id} has ended ({job.reason})")
+        return {"after": job.id, "with_run": job.run if with_run else ""}
 
     def heads(self, job: JobExecution) -> list[Task]:
         """The head tasks of a job, one for each attempt, the newest last."""
@@ -324,19 +332,15 @@ class Jobs:
         def deadline(name: str) -> datetime | None:
             return self.deadline(job) if name and (job := described(name)) else None
 
-        def has_begun(name: str) -> bool:
-            job = described(name) if name else None
-            return job is not None and bool(self._submissions(job))
-
         pages = self._clients.stepfunctions.get_paginator("list_executions").paginate(
             stateMachineArn=self._machine, statusFilter="RUNNING"
         )
         now = datetime.now(tz=UTC)
         executions = [*pages.search("executions[]")]
         executions += [{"name": "", "startDate": now}] if new else []
-        names = in_order(executions, spec, now=now.timestamp())
+        names = in_order(executions, spec, has_begun=self._has_begun, now=now.timestamp())
         if len({*map(priority, names)}) > 1:  # what has begun is not ended for another
-            names.sort(key=lambda name: not has_begun(name))
+            names.sort(key=lambda name: not (name and self._has_begun(name)))
         order = limits.in_turn(names, user)
         # All behind them wait for a head in any case.
         first = order[: limits.max_heads + 1]
@@ -366,9 +370,49 @@ class Jobs:
                 limit = limits.max_jobs_per_user
                 number = len(places) + 1
                 places[name] = QueuePlace(number=number, after=after, until=None, limit=limit)
-        for name, other in _followed(executions, names, spec):
-            places[name] = QueuePlace(number=len(places) + 1, after=other, until=deadline(other))
+        places |= self._behind_kept(places, first, wanted, limits)
+        for name, own in _followers(executions, names, spec):
+            until = [deadline(own.after), None][bool(own.with_run)]
+            places[name] = QueuePlace(number=len(places) + 1, after=own.after, until=until)
         return places
+
+    def _behind_kept(
+        self,
+        queued: Collection[str],
+        names: Sequence[str],
+        wanted: Sequence[JobSpec | None],
+        limits: Limits,
+    ) -> dict[str, QueuePlace]:
+        """Jobs that would begin but for hosts that are kept for other users.
+
+        Args:
+            names: of jobs that have begun, or are next.
+            wanted: their orders.
+        """
+        nodes, places = self._tasks.of_jobs(), dict[str, QueuePlace]()
+        keepers = [(self._described(name), task) for name, task in nodes if task.kept_until]
+        for at, (name, own) in enumerate(zip(names, wanted, strict=True)):
+            others = [
+                (job, task)
+                for job, task in keepers
+                if own and job and job.spec and job.spec.user_id != own.user_id
+            ]
+            hosts = Counter("" if task.is_head else task.pool for _, task in others)
+            is_free = limits.without(hosts.pop("", 0), hosts).place(own, wanted[:at])
+            if not others or is_free or name in queued or (name and self._has_begun(name)):
+                continue
+            job, task = max(others, key=lambda each: each[1].kept_until)
+            places[name] = QueuePlace(
+                number=len(queued) + len(places) + 1,
+                after=job.id,
+                until=datetime.fromtimestamp(task.kept_until, tz=UTC),
+                kept=f"{counted(len(others), 'host')} kept for {job.submitter}",
+            )
+        return places
+
+    def _has_begun(self, name: str) -> bool:
+        job = self._described(name)
+        return job is not None and bool(self._submissions(job))
 
     def workers(self, job: JobExecution) -> list[Task]:
         """The worker tasks of a job that have not ended for more than an hour."""
@@ -452,19 +496,19 @@ class Jobs:
         ]
 
 
-def _followed(
+def _followers(
     executions: Sequence[Mapping[str, Any]],
     names: Sequence[str],
     spec: Callable[[str], JobSpec | None],
-) -> list[tuple[str, str]]:
-    """Jobs that wait for another to succeed, with that other one.
+) -> list[tuple[str, JobSpec]]:
+    """Jobs that wait for another, with their orders.
 
     Args:
         names: of those that wait for none.
         spec: order of a job.
     """
     left = [each["name"] for each in executions if each["name"] not in names]
-    return [(name, own.after) for name in left if (own := spec(name))]
+    return [(name, own) for name in left if (own := spec(name))]
 
 
 def _submitted(output: str | None) -> list[str]:

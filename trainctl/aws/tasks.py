@@ -46,6 +46,8 @@ class Task:
     exit_code: int | None
     pool: str = nodes.DEFAULT_POOL
     """Pool of its host, where it is a worker."""
+    created: datetime | None = None
+    """Time at which it was requested."""
     kept_until: float = 0
     """Unix time until which it only keeps its host; 0: it is a node of a job that runs."""
 
@@ -66,6 +68,7 @@ class Task:
             address=network.get("privateIPv4Address", ""),
             runtime_id=container.get("runtimeId", ""),
             host=task.get("containerInstanceArn", ""),
+            created=task.get("createdAt"),
             since=task.get("startedAt") or task.get("createdAt"),
             started=task.get("startedAt"),
             pulled=task.get("pullStartedAt") or task.get("startedAt"),

@@ -212,6 +212,15 @@ class JobOptions:
             help="Start when this job has succeeded; if it does not, this one fails.",
         ),
     ] = None
+    with_run: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            metavar="RUN",
+            help="Start once the job of this run has, with its name in WITH_RUN, and end with it: "
+            "an evaluation of its checkpoints.",
+        ),
+    ] = None
     vary: Annotated[
         list[str] | None,
         typer.Option(

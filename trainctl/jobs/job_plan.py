@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from contract import runs
 from contract.cluster_shape import ClusterShape
@@ -29,7 +29,7 @@ from contract.job import (
     Placement,
     Priority,
 )
-from contract.nodes import ENV_COMMIT, HEAD, OF_EACH_NODE, WORKER, Range
+from contract.nodes import ENV_COMMIT, ENV_WITH_RUN, HEAD, OF_EACH_NODE, WORKER, Range
 from contract.text import counted, dollars, duration, listed, utc
 from trainctl import output
 from trainctl.aws.clients import unless
@@ -44,10 +44,7 @@ from trainctl.jobs.job_request import JobRequest
 from trainctl.jobs.node_images import check_images
 from trainctl.jobs.pricing import NOT_INCLUDED, an_hour, machines, spent, usd_at_most
 from training import recipes, trials
-from training.command import (
-    Recorded,
-    read_command,
-)
+from training.command import Recorded, read_command
 from training.plan import Expected
 from training.plan import expected as expected_of
 from training.settings import RunConfig
@@ -65,6 +62,7 @@ _SLOWEST_STEP_S: Final = 120
 _MARGIN: Final = 3
 #: Jobs whose maximum cost is above this, or unknown, start only if their user types y.
 CONFIRM_ABOVE_USD: Final = 100
+_CHAINS: Final = ("succeeds; if it does not, this job fails", "has begun; this job ends with it")
 _PROQUINT: Final = ("bdfghjklmnprstvz", "aiou") * 2 + ("bdfghjklmnprstvz",)
 
 
@@ -155,7 +153,7 @@ class JobPlan:
             "deadline": f"at most {duration(spec.max_seconds).removesuffix(' 0 min')}, usually "
             f"sooner ({wait}){self.why_deadline}",
             "price": an_hour(self.prices, spec.nodes.high),
-            "after": spec.after and f"{spec.after} succeeds; if it does not, this job fails",
+            "after": spec.after and f"{spec.after} {_CHAINS[bool(spec.with_run)]}",
             "hold": self._hold(),
             "keep": self._keep(),
             "maximum": f"{dollars(self.usd_at_most)}, plus {NOT_INCLUDED}",
@@ -226,6 +224,7 @@ class JobPlan:
             "usd_hold": self.usd_idle(spec.hold_s),
             "keep_minutes": spec.keep_s / 60,
             "after": spec.after,
+            "with": spec.with_run,
             "usd_expected": self.usd_expected,
             "prices": dataclasses.asdict(self.prices),
             "code": self.code.words if self.code else "",
@@ -282,6 +281,8 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         pools=hosts if len(hosts) > 1 else {},
     )
     sent, kept = _sent(request, work.on, nodes)
+    names = (options.after, options.with_run)
+    chain: Any = deployment.jobs.to_follow(*names) if any(names) else {}
     max_seconds, why_deadline = _deadline(options, prices, shape, nodes, work.training_s)
     spec = JobSpec(
         run=run,
@@ -297,8 +298,8 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         skip_files=tuple(options.skip_files or ()),
         hold_s=round(options.hold * 60),
         keep_s=round(options.keep * 60),
-        after=deployment.jobs.to_follow(options.after) if options.after else "",
-        variables=sent,
+        **chain,
+        variables={**sent, **({ENV_WITH_RUN: chain["with_run"]} if options.with_run else {})},
         secrets=request.secrets,
         prices=prices,
         submitter=deployment.user,
@@ -561,7 +562,7 @@ def _check_budget(deployment: Deployment, plan: JobPlan) -> list[str]:
         return []
     used, left = spent(deployment)
     said = f"this month's jobs have cost {dollars(used)} of a budget of {dollars(budget)}"
-    said += f", jobs that run or wait can cost {dollars(left)} more" if left else ""
+    said += f", jobs that run, wait or keep hosts can cost {dollars(left)} more" if left else ""
     if used + left >= budget and shape.budget_refuses:
         until = "they end" if used < budget else "next month (UTC)"
         raise UsageError(

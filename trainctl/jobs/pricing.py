@@ -141,18 +141,39 @@ def costs_of(
 
 def spent(deployment: Deployment) -> tuple[float, float]:
     """US dollars that the jobs of this month, by UTC, have cost so far, and those that jobs which
-    run or wait can cost beside."""
-    began = datetime.now(tz=UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    run, wait or keep hosts can cost beside."""
+    now = datetime.now(tz=UTC)
+    began = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     newest = partial(deployment.jobs.newest, limit=MOST_JOBS)
     # A job of last month may run still.
     jobs = {job.id: job for job in [*newest(running=True), *newest(since=began)]}
-    costs = costs_of(deployment, [*jobs.values()])
+    tasks = deployment.jobs.all_nodes_of([*jobs.values()])
+    costs = costs_of(deployment, [*jobs.values()], tasks)
     used, left = 0.0, 0.0
     for job in jobs.values():
         so_far = costs[job.id] or 0
         used += so_far if job.began >= began else 0
-        left += 0 if job.is_over else max(0, _usd_at_most(job, deployment.shape) - so_far)
+        if job.is_over:
+            left += _usd_kept(job, tasks[job.id], now.timestamp())
+        else:
+            left += max(0, _usd_at_most(job, deployment.shape) - so_far)
     return used, left
+
+
+def _usd_kept(job: JobExecution, tasks: Sequence[Task], now: float) -> float:
+    """US dollars that the hosts can still cost which are kept after a job."""
+    kept = [
+        Paid(
+            is_head=task.is_head,
+            pool=task.pool,
+            pulled=now,
+            started=None,
+            ended=max(now, task.kept_until + times.SWEEP_EVERY_S),
+        )
+        for task in tasks
+        if task.kept_until and not task.has_stopped
+    ]
+    return (_usd(job.prices, kept) if job.prices else None) or 0
 
 
 def _usd_at_most(job: JobExecution, shape: ClusterShape) -> float:

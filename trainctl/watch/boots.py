@@ -1,14 +1,20 @@
-"""Boot reports: what hosts are, and the seconds of each step of their start.
+"""Starts: boot reports of hosts, and the seconds of each part of a job's start.
 
 A host writes its own before it takes a task (``stacks.cluster.host_setup``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from operator import itemgetter
 
-from contract.runs import HOSTS_PREFIX
+from contract.errors import InputError
+from contract.job import Life
+from contract.runs import HOSTS_PREFIX, job_life
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.deployment_bucket import json_object
+from trainctl.aws.jobs import JobExecution
 from trainctl.aws.tasks import Task
+from trainctl.jobs.pricing import activity_of
 
 Boot = dict[str, object]
 
@@ -35,3 +41,35 @@ def line(boot: Boot) -> str:
     if isinstance(steps, dict):
         words += [f"{name} {seconds} s" for name, seconds in steps.items()]
     return ", ".join(words)
+
+
+def start_of(deployment: Deployment, job: JobExecution, tasks: Sequence[Task]) -> dict[str, float]:
+    """Seconds of each part of a job's start, from its submission to its first step, as far as they
+    are known. Of what goes on side by side, a second belongs to the part that ends next."""
+    heads = [task for task in tasks if task.is_head and task.started and not task.kept_until]
+    if not heads:
+        return {}
+    moments = (heads[-1].created, heads[-1].pulled, heads[-1].started)
+    ends = {
+        name: moment.timestamp()
+        for name, moment in zip(("queue", "host", "image"), moments, strict=True)
+        if moment
+    }
+    report = deployment.bucket.get(job_life(job.run, job.id)) or b""
+    with suppress(InputError):
+        ends |= Life.from_json(report.decode(errors="replace")).phases
+    for segment in activity_of(deployment, job).segments[:1]:
+        ends["program"] = segment.began
+        if segment.stepped:
+            ends["first step"] = segment.stepped
+    seconds, at = {}, job.began.timestamp()
+    for name, end in sorted(ends.items(), key=itemgetter(1)):
+        if at <= end <= ends.get("first step", end):
+            seconds[name], at = round(end - at, 1), end
+    return seconds
+
+
+def start_line(seconds: Mapping[str, float]) -> str:
+    """The same in words, such as ``28.2 s: queue 12.1 s, host 3.4 s, ...``; empty without any."""
+    parts = [f"{name} {each:g} s" for name, each in seconds.items()]
+    return f"{sum(seconds.values()):.1f} s: {', '.join(parts)}" if parts else ""

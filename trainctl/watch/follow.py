@@ -23,6 +23,7 @@ from trainctl.aws.errors import DENIED, CliError
 from trainctl.aws.jobs import JobExecution, QueuePlace
 from trainctl.aws.tasks import Task
 from trainctl.jobs.pricing import cost_of, usd_so_far
+from trainctl.watch import boots
 from trainctl.watch.job_log import JobLog
 from trainctl.watch.polling import Polling
 from training.record.progress import Progress
@@ -92,7 +93,7 @@ def watch(
     num_heads = 0
     waits: Waits | None = None
     reached: Progress | None = None
-    said = ""
+    said, has_stepped = "", False
     with output.ProgressLine(clock=clock) as progress:
         while True:
             # Its nodes are read less often than its state: they take five calls.
@@ -101,6 +102,7 @@ def watch(
                 found = [*jobs.heads(job), *jobs.workers(job)] if tasks else jobs.all_nodes(job)
                 # Tasks that ECS has forgotten since still have logs.
                 tasks |= {task.id: task for task in found}
+                has_stepped = has_stepped or _say_start(deployment, job, [*tasks.values()])
             seen = [*tasks.values()]
 
             # A head replaces another one: that was lost, or its pool has no hosts.
@@ -129,6 +131,15 @@ def watch(
         time.sleep(LAST_LINES_S)
         log.print_new(job, seen)
     return job
+
+
+def _say_start(deployment: Deployment, job: JobExecution, tasks: Sequence[Task]) -> bool:
+    """Print the seconds of a start that is over; False: it is not."""
+    seconds = boots.start_of(deployment, job, tasks)
+    is_over = "first step" in seconds
+    if is_over:
+        output.say(f"started in {boots.start_line(seconds)}")
+    return is_over
 
 
 def _end_of_head(head: Task) -> str:

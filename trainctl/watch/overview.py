@@ -21,7 +21,7 @@ from trainctl.aws.tasks import Task
 from trainctl.jobs.pricing import cost_of, costs_of, goodput_of
 from trainctl.runs import run_list, trial_list
 from trainctl.runs.trial_list import TrialList
-from trainctl.watch import follow, job_log
+from trainctl.watch import boots, follow, job_log
 from trainctl.watch.follow import Waits
 from trainctl.watch.job_log import JobLog
 from training import trials
@@ -158,6 +158,8 @@ class View:
         if job.spec and trials.TUNE in job.spec.command:
             self.trials = trial_list.of(bucket, job.run)
         self.progress = follow.progress_of(deployment, job)
+        self.start = boots.start_of(deployment, job, self.tasks)
+        """Seconds of each part of its start."""
         self.cost = cost_of(deployment, job, self.tasks)
         self.goodput = goodput_of(deployment, job, self.cost)
         """Share of its paid time that was training, 0 to 1; None if unknown."""
@@ -194,6 +196,7 @@ class View:
             "command": shlex.join(spec.command) if spec else "",
             "nodes": _nodes(job, self.tasks),
             "pool": ", ".join(spec.pools) if spec else "",
+            "start": boots.start_line(self.start),
             "kept": self._kept(),
             "cost": f"unknown: {why}" if why and usd is None else _cost(job, usd),
             "training": self._trained(),
@@ -254,6 +257,7 @@ class View:
             "node_seconds": self.cost.seconds,
             "usd": self.cost.usd,
             "goodput": self.goodput,
+            "start": self.start,
             "trials": self.trials.rows,
             "progress": self.progress and self.progress.to_json(),
             "result": self.result,

@@ -265,9 +265,8 @@ def object_of(key: str, *, may_fail: bool = False) -> str:
 
 # --- what it is called for ------------------------------------------------------------------------
 def admit(event: dict[str, Any]) -> dict[str, Any]:
-    """Before the first attempt: whether the head may start (``running``, with the ``pools`` and the
-    ``nodes`` that its job may have), is to ask again after a ``pause``, in seconds (``queued``), or
-    how the job ended that gets no turn."""
+    """Before the first attempt: the head may start (``running``, with its job's ``pools`` and
+    ``nodes``), asks again after a ``pause`` in seconds (``queued``), or the job has ended."""
     job, spec, now = event["Job"], spec_of(event["Spec"]), time.time()
     waited = now - event["Began"]
     status, reason, place = JobStatus.FAILED, "failed: its order is not understood", None
@@ -282,9 +281,11 @@ def admit(event: dict[str, Any]) -> dict[str, Any]:
         )
     elif spec.user_id and object_of(runs.job_stop(spec.user_id, job)):
         status, reason = JobStatus.STOPPED, STOPPED_BY_USER
-    elif spec.after and (other := execution(spec.after).get("status")) != "SUCCEEDED":
+    elif spec.after and (other := execution(spec.after).get("status")) != (
+        "RUNNING" if spec.with_run else "SUCCEEDED"
+    ):
         status = JobStatus.QUEUED if other == "RUNNING" else JobStatus.FAILED
-        reason = f"{status}: {spec.after} has not succeeded"
+        reason = f"{status}: {spec.after} has {'ended' if spec.with_run else 'not succeeded'}"
     elif place := admitted(job, spec):
         status, reason = JobStatus.RUNNING, "running"
         if record := record_of(job, spec):  # of a look before a deploy, whose answer was lost
@@ -320,7 +321,7 @@ def admitted(job: str, spec: JobSpec) -> tuple[tuple[str, ...], Range] | None:
 def turn_of(job: str, spec: JobSpec) -> tuple[tuple[tuple[str, ...], Range] | None, bool]:
     """The same, beside those that are before it and those that have begun without knowing of it;
     and whether there may be some of the latter."""
-    names = in_order(executions("RUNNING"), order_of, now=time.time())
+    names = in_order(executions("RUNNING"), order_of, has_begun=begun, now=time.time())
     order = LIMITS.in_turn(names, user_of)
     # A list without the job itself may lack those just before it, too.
     if job not in order[: LIMITS.max_heads]:
