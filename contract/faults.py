@@ -105,6 +105,9 @@ def kind(error: BaseException) -> Kind:
     if _of_class(error) is Kind.OURS:  # whatever it came upon
         return Kind.OURS
     others = [each for each in chain(error) if _of_class(each) is not Kind.OURS]
+    if _kind(error):
+        # It comes from the handler of an error of ours, which no library translates.
+        others = [each for each in others if each is error or not isinstance(each, ReportedError)]
     return next(filter(None, map(_kind, sorted(others, key=_vagueness))), Kind.OURS)
 
 

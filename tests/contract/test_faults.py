@@ -283,6 +283,8 @@ OTHERS: Final[list[tuple[str, Exception, Kind]]] = [
     ("a bug on the way of another", within(KeyError("x"), ConnectionError("x")), OURS),
     ("an unknown one", RuntimeError("x"), OURS),
     ("of another", within(RuntimeError("x"), ConnectionError("x")), PASSING),
+    ("of another, ours", within(RuntimeError("x"), InputError("x")), USER),
+    ("in the handler of ours", within(TimeoutError(), InputError("x")), PASSING),
     ("memory", MemoryError(), OURS),
 ]
 

@@ -43,8 +43,6 @@ def begin(bucket: Bucket, nodes: Sequence[int], *, writer: str = "") -> ProgramS
     content = Claim(writer=writer, nodes=tuple(nodes)).to_json()
     while not bucket.create(files.start_key(number), content):
         number += 1
-    wrong: InputError | None = None
-    base, of_round = dict[int, str](), 0
     try:
         # Only now: what counts as saved is seen here, or its node sees the claim.
         base, of_round = _newest(bucket, number)
@@ -52,14 +50,11 @@ def begin(bucket: Bucket, nodes: Sequence[int], *, writer: str = "") -> ProgramS
         if newest_start(bucket) == number:
             with contextlib.suppress(*ERRORS):
                 _sweep(bucket, number, base)
-    except InputError as error:
-        wrong = error
-    # Not in the handler: if the bucket does not answer then, that is no wrong list.
-    if wrong:
+    except InputError:
         # A newer start may have removed it meanwhile.
         if newest_start(bucket) == number:
-            raise wrong
-        raise InputError("another job has just taken them over")
+            raise
+        raise InputError("another job has just taken them over") from None
     return ProgramStart(number=number, nodes=tuple(nodes), writer=writer, base=base, round=of_round)
 
 
