@@ -54,8 +54,8 @@ class CompiledCode:
         # What cannot be read is compiled.
         for uri in self._uris if kind else ():
             with contextlib.suppress(Exception):
-                if content := storage.read_bytes(uri):
-                    torch.compiler.load_cache_artifacts(content)
+                content = storage.read_bytes(uri)
+                if content and torch.compiler.load_cache_artifacts(content):
                     break
 
     def keep(self) -> None:
