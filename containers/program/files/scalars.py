@@ -78,7 +78,9 @@ def _lines(events: Any) -> Iterator[str]:
     """Lines of ``metrics.jsonl``, from TensorBoard's multiplexer."""
     for run, tags in sorted(events.Runs().items()):
         for tag in tags["scalars"]:
-            for each in events.Scalars(run, tag):
-                figures = {f"{tag} {Path(run).name}": each.value}
-                found = Evaluation(step=each.step, epoch=0.0, measures=figures)
+            whose = run.partition("/")[2]  # of the program's folders, below its own or the output
+            # A program that has resumed writes steps again.
+            values = {each.step: each.value for each in events.Scalars(run, tag)}
+            for step, value in sorted(values.items()):
+                found = Evaluation(step=step, epoch=0.0, measures={f"{tag} {whose}": value})
                 yield f"{json.dumps(to_json(found))}\n"

@@ -535,9 +535,9 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-for folder in ("runs/good", "runs/torn"):
+for folder in ("runs/good", "more/good", "runs/torn"):
     writer = EventFileWriter(folder)
-    for step in range(1000):
+    for step in [*range(200), *range(99)]:
         value = Summary.Value(tag="train/loss", simple_value=1.0 / (step + 1))
         writer.add_event(Event(step=step, summary=Summary(value=[value])))
     writer.close()
@@ -557,7 +557,8 @@ def test_scalars_of_a_program_are_curves_of_its_run(
     assert here.wait().code == 0
     curves = curves_of(parse_metrics(s3.objects["runs/r1/metrics.jsonl"]))
     found = [(each.title, *points[-1][:1]) for each in curves for points in each.lines.values()]
-    assert found == [("Train/loss good", 999), ("Train/loss torn", 998)]
+    names = ("more/good", "runs/good", "runs/torn")
+    assert found == [(f"Train/loss {name}", 199) for name in names]
     assert capfd.readouterr().out.count("warning: TensorBoard: Truncated record in ") == 1
 
 
