@@ -246,7 +246,6 @@ class EcsNodeProvider(NodeProvider):
             if missing > 0:
                 self.create_node({}, _FIRST, missing)
         finally:
-            self._has_first = True  # these are its own: later they may be long gone
             new = Path(self._settings["first"] + ".new")
             new.write_text("\n".join(self._started), encoding="utf-8")
             new.replace(self._settings["first"])

@@ -399,7 +399,7 @@ def test_a_job_that_goes_with_another_ends_with_it_and_may_save_first(
     (command,) = life.commands
     assert command.told == pytest.approx(150, abs=0.3)
     assert not command.killed
-    assert (life.run(), life.ray.num_requests) == (exits.OK, 0), "nor has it passed its questions"
+    assert (life.run(), life.ray.num_requests) == (exits.OK, 0)  # nor has it passed
 
 
 def test_ray_starts_meanwhile_and_workers_are_waited_for_once_it_is_up() -> None:

@@ -40,4 +40,4 @@ def test_many_names_are_cut(num: int, words: str) -> None:
 def test_a_program_is_one_word_of_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/a b/python")
     monkeypatch.setattr("pathlib.Path.exists", lambda _: True)
-    assert text.program("python").startswith("'")
+    assert text.program("python") == "'/a b/python'"

@@ -16,7 +16,7 @@ from typing import Any, Final
 from containers.host.machine import in_background
 from containers.program.files.s3_files import ERRORS, open_bucket
 from contract import times
-from contract.runs import METRICS_FILE
+from contract.runs import CONFIG_FILE, METRICS_FILE
 from training.record.events import Evaluation, to_json
 
 #: The last round may take so long: a node that goes has little more.
@@ -62,7 +62,9 @@ def start(folder: Path, record: str, say: Callable[[str], None]) -> Callable[[],
                     events.AddRunsFromDirectory(str(folder))
                     events.Reload()
                     content = "".join(islice(_lines(events), _MOST_POINTS))
-                    open_bucket(record).put(METRICS_FILE, content.encode())
+                    bucket = open_bucket(record)
+                    if bucket.get(CONFIG_FILE) is None:  # a recipe keeps its record itself
+                        bucket.put(METRICS_FILE, content.encode())
         logger.removeFilter(hear)
 
     reader = in_background(read)
