@@ -108,8 +108,9 @@ def choose(
             f"no {node} runs: trainctl ls lists the jobs, trainctl cluster up starts the standing "
             "cluster"
         )
-    # The newest, of a head that has replaced another one.
-    chosen = max(reversed(found), key=lambda task: task.status == "RUNNING")
+    if found[0].is_head:
+        found.reverse()  # the newest has replaced the others
+    chosen = max(found, key=lambda task: task.status == "RUNNING")
     if chosen.status != "RUNNING":
         how = "not running yet" if chosen.is_starting else "ending"
         raise CliError(

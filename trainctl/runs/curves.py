@@ -23,9 +23,10 @@ _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _WIDTH: Final = 24
 #: Columns of a chart.
 _COLUMNS: Final = 150
-#: A step of a record with its loss and the time of its report; parts into which the steps of a long one are cut.
+#: A step of a record with its loss and the time of its report, which a lease may follow; parts into
+#: which the steps of a long one are cut.
 _STEP: Final = re.compile(
-    rb'\{"type": "step", [^l]*"loss": (-?\d+(?:\.\d+)?(?:e[+-]?\d+)?), [^}]*"time": ([^},]+)\}'
+    rb'\{"type": "step", [^l]*"loss": (-?\d+(?:\.\d+)?(?:e[+-]?\d+)?), [^}]*"time": ([^},]+)[^}]*\}'
 )
 _PARTS: Final = 600
 
