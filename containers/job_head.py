@@ -223,7 +223,7 @@ class JobHead:
                 self._watch = RayWatch(self._config, self._ray, self._clock.monotonic())
             command = spawn(LOOK) if self._looks else spawn()
         except PreparationStopped:
-            return self._ending or exits.FAILED
+            return exits.FAILED if self._ending is None else self._ending
         except InputError as error:
             if self._mirror:
                 self._mirror.close()  # or it would save that the folder is gone
@@ -232,7 +232,7 @@ class JobHead:
             raise
         try:
             code = self._wait(command)
-            if self._looks and code == exits.OK:
+            if self._looks and code == exits.OK and not self._is_ending:
                 self._pass()
                 early = self._until_nodes()
                 if early is None:

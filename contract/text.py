@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -117,4 +118,4 @@ def program(name: str) -> str:
     found = Path(sys.executable).with_name(name)
     if not found.exists() or shutil.which(name) == str(found):
         return name
-    return min(str(found), os.path.relpath(found), key=len)
+    return shlex.quote(min(str(found), os.path.relpath(found), key=len))

@@ -26,6 +26,7 @@ from containers import demand, job_head, ray_head
 from containers.host.machine import OwnTask
 from containers.node import NodeConfig
 from containers.program.files.program_files import Mirror, open_mirror
+from containers.program.files.s3_files import until_answered
 from containers.program.start import code, host_cache, on_node, process
 from containers.program.start.code import RAY_VARIABLE
 from containers.program.start.ray_defaults import OWN_STORAGE
@@ -380,14 +381,25 @@ def test_workers_are_requested_at_once_where_the_same_has_passed_the_questions_b
     assert requested(exits.BAD_INPUT, "r3") == 0, "they are asked all the same"
 
 
-def test_a_job_that_goes_with_another_ends_with_it_and_may_save_first() -> None:
-    life = Life(lasts=math.inf, stops_in=40, with_run="other", after="other-bado", grace_s=60)
+def test_a_job_that_goes_with_another_ends_with_it_and_may_save_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(code, "prepare", lambda *_, **how: until_answered(dict, say=print, **how))
+    life = Life(
+        lasts=math.inf,
+        stops_in=40,
+        recipe="fsdp",
+        command=("python", "-m", "training.launch"),
+        with_run="other",
+        after="other-bado",
+    )
     life.clock.at(100, lambda: life.s3.objects.update({"ends/other/other-bado.json": b"{}"}))
     life.clock.at(150, life.job.report_life)
     assert life.run() == exits.OK
     (command,) = life.commands
     assert command.told == pytest.approx(150, abs=0.3)
     assert not command.killed
+    assert (life.run(), life.ray.num_requests) == (exits.OK, 0)  # nor has it passed
 
 
 def test_ray_starts_meanwhile_and_workers_are_waited_for_once_it_is_up() -> None:

@@ -35,3 +35,9 @@ def test_large_numbers_are_short(value: float, words: str) -> None:
 )
 def test_many_names_are_cut(num: int, words: str) -> None:
     assert text.listed([str(number) for number in range(num)], most=3) == words
+
+
+def test_a_program_is_one_word_of_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/a b/python")
+    monkeypatch.setattr("pathlib.Path.exists", lambda _: True)
+    assert text.program("python") == "'/a b/python'"

@@ -223,6 +223,8 @@ def test_a_node_that_ends_is_not_waited_for_as_if_it_started(account: Account, s
     (head,) = [node for node in nodes if node.node == JOB]
     with nullcontext() if status == "RUNNING" else pytest.raises(CliError, match=status):
         choose([replace(head, status=status)], node="head", task_id=None)
+    # One that has replaced another.
+    assert choose([replace(head, id="lost", status=status), head], node="head") == head
     account.tasks[head.id]["lastStatus"] = status
     reason = follow.waiting(deployment, job, deployment.jobs.all_nodes(job)).reason
     assert bool(reason) == (status != "RUNNING")

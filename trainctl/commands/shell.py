@@ -108,12 +108,15 @@ def choose(
             f"no {node} runs: trainctl ls lists the jobs, trainctl cluster up starts the standing "
             "cluster"
         )
-    if found[0].status != "RUNNING":
-        how = "not running yet" if found[0].is_starting else "ending"
+    if found[0].is_head:
+        found.reverse()  # the newest has replaced the others
+    chosen = max(found, key=lambda task: task.status == "RUNNING")
+    if chosen.status != "RUNNING":
+        how = "not running yet" if chosen.is_starting else "ending"
         raise CliError(
-            f"the {found[0].kind} is {how} ({found[0].status}): trainctl cluster up waits for one"
+            f"the {chosen.kind} is {how} ({chosen.status}): trainctl cluster up waits for one"
         )
-    return found[0]
+    return chosen
 
 
 def _in_docker(task: Task, command: list[str]) -> int:

@@ -23,8 +23,11 @@ _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _WIDTH: Final = 24
 #: Columns of a chart.
 _COLUMNS: Final = 150
-#: A step of a record with its loss; parts into which the steps of a long one are cut.
-_STEP: Final = re.compile(rb'\{"type": "step", [^l]*"loss": (-?[\d.e+-]+), [^}]*\}')
+#: A step of a record with its loss and the time of its report, which a lease may follow; parts into
+#: which the steps of a long one are cut.
+_STEP: Final = re.compile(
+    rb'\{"type": "step", [^l]*"loss": (-?\d+(?:\.\d+)?(?:e[+-]?\d+)?), [^}]*"time": ([^},]+)[^}]*\}'
+)
 _PARTS: Final = 600
 
 
@@ -145,15 +148,18 @@ class LiveRecord:
 
 def thinned(content: bytes) -> bytes:
     """A record without most steps of a long one: of each few the first, the last, and those with
-    the lowest and the highest loss stay. To parse a line takes longer than to draw it."""
+    the lowest and the highest loss stay, and the last of their reports, by which the pace is
+    measured. To parse a line takes longer than to draw it."""
     lines = content.split(b"\n")
-    found = map(_STEP.fullmatch, lines)
-    losses = {number: float(each[1]) for number, each in enumerate(found) if each}
-    numbers, left_out = iter(losses), set[int]()
+    steps = {at: step for at, line in enumerate(lines) if (step := _STEP.fullmatch(line))}
+    losses = {at: float(step[1]) for at, step in steps.items()}
+    last = {step[2]: at for at, step in steps.items()}
+    numbers, kept = iter(losses), set[int]()
     while some := [*islice(numbers, len(losses) // _PARTS + 1)]:
         extremes = min(some, key=losses.__getitem__), max(some, key=losses.__getitem__)
-        left_out.update({*some} - {some[0], *extremes, some[-1]})
-    return b"\n".join(line for number, line in enumerate(lines) if number not in left_out)
+        kept |= {some[0], *extremes, some[-1]}
+    kept |= {last[steps[at][2]] for at in kept}
+    return b"\n".join(line for at, line in enumerate(lines) if at in kept or at not in steps)
 
 
 def curves_of(metrics: Metrics) -> list[Curve]:

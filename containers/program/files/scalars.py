@@ -16,7 +16,7 @@ from typing import Any, Final
 from containers.host.machine import in_background
 from containers.program.files.s3_files import ERRORS, open_bucket
 from contract import times
-from contract.runs import METRICS_FILE
+from contract.runs import CONFIG_FILE, METRICS_FILE
 from training.record.events import Evaluation, to_json
 
 #: The last round may take so long: a node that goes has little more.
@@ -62,7 +62,9 @@ def start(folder: Path, record: str, say: Callable[[str], None]) -> Callable[[],
                     events.AddRunsFromDirectory(str(folder))
                     events.Reload()
                     content = "".join(islice(_lines(events), _MOST_POINTS))
-                    open_bucket(record).put(METRICS_FILE, content.encode())
+                    bucket = open_bucket(record)
+                    if bucket.get(CONFIG_FILE) is None:  # a recipe keeps its record itself
+                        bucket.put(METRICS_FILE, content.encode())
         logger.removeFilter(hear)
 
     reader = in_background(read)
@@ -78,7 +80,9 @@ def _lines(events: Any) -> Iterator[str]:
     """Lines of ``metrics.jsonl``, from TensorBoard's multiplexer."""
     for run, tags in sorted(events.Runs().items()):
         for tag in tags["scalars"]:
-            for each in events.Scalars(run, tag):
-                figures = {f"{tag} {Path(run).name}": each.value}
-                found = Evaluation(step=each.step, epoch=0.0, measures=figures)
+            whose = run.partition("/")[2]  # of the program's folders, below its own or the output
+            # A program that has resumed writes steps again.
+            values = {each.step: each.value for each in events.Scalars(run, tag)}
+            for step, value in sorted(values.items()):
+                found = Evaluation(step=step, epoch=0.0, measures={f"{tag} {whose}": value})
                 yield f"{json.dumps(to_json(found))}\n"

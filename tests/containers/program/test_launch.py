@@ -17,6 +17,7 @@ import pytest
 
 from containers.host import machine
 from containers.program.files import s3_files as store
+from containers.program.files import scalars
 from containers.program.files.disk import Disk
 from containers.program.files.program_files import Mirror
 from containers.program.files.starts import begin
@@ -535,9 +536,9 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-for folder in ("runs/good", "runs/torn"):
+for folder in ("runs/good", "more/good", "runs/torn"):
     writer = EventFileWriter(folder)
-    for step in range(1000):
+    for step in [*range(200), *range(99)]:
         value = Summary.Value(tag="train/loss", simple_value=1.0 / (step + 1))
         writer.add_event(Event(step=step, summary=Summary(value=[value])))
     writer.close()
@@ -557,8 +558,13 @@ def test_scalars_of_a_program_are_curves_of_its_run(
     assert here.wait().code == 0
     curves = curves_of(parse_metrics(s3.objects["runs/r1/metrics.jsonl"]))
     found = [(each.title, *points[-1][:1]) for each in curves for points in each.lines.values()]
-    assert found == [("Train/loss good", 999), ("Train/loss torn", 998)]
+    assert found == [
+        (f"Train/loss {name}", 199) for name in ("more/good", "runs/good", "runs/torn")
+    ]
     assert capfd.readouterr().out.count("warning: TensorBoard: Truncated record in ") == 1
+    s3.objects = {"runs/r1/config.json": b"{}"}
+    scalars.start(folder, "s3://bucket/runs/r1", print)()
+    assert len(s3.objects) == 1  # the record of a recipe stays
 
 
 def test_a_notice_reaches_the_program_as_sigterm_with_the_time_left(
