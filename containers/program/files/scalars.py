@@ -48,12 +48,14 @@ def start(folder: Path, record: str, say: Callable[[str], None]) -> Callable[[],
         return False
 
     def read() -> None:
+        if not record:
+            return
         from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
         logger = logging.getLogger("tensorboard")
         logger.setLevel(logging.DEBUG)
         logger.addFilter(hear)
-        events, has_ended = EventMultiplexer(size_guidance={"scalars": _POINTS}), not record
+        events, has_ended = EventMultiplexer(size_guidance={"scalars": _POINTS}), False
         while not has_ended:
             has_ended = is_over.wait(times.FILES_EVERY_S)
             with contextlib.suppress(*ERRORS):  # such as a folder that is gone: tried again
