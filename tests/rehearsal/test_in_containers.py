@@ -218,11 +218,10 @@ def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: R
     # The command in the head is killed, as if its host were lost; Ray ends its workers.
     (head,) = tasks_of(rehearsal, nodes.HEAD)
     kill = (
-        "import os, pathlib\n"
-        "for each in pathlib.Path('/proc').glob('[0-9]*'):\n"
-        "    words = each.joinpath('cmdline').read_bytes().split(b'\\0')\n"
-        "    if b'training.launch' in words:\n"
-        "        os.kill(int(each.name), 9)\n"
+        "import psutil\n"
+        "for each in psutil.process_iter(['cmdline']):\n"  # not of those that end meanwhile
+        "    if 'training.launch' in (each.info['cmdline'] or ()):\n"
+        "        each.kill()\n"
     )
     rehearsal.engine("exec", head["runtime_id"], "python", "-c", kill)
     said = first.communicate(timeout=120)[0]
