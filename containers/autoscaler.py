@@ -58,8 +58,6 @@ _LONGEST_PAUSE_S: Final = 300.0
 _OF_LATE_S: Final = 1800.0
 #: A task may be missing in ECS's list for so long after it was started.
 _SETTLES_S: Final = 60.0
-
-
 #: Tags of a node that the head starts itself.
 _FIRST: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: WORKER}
 

@@ -257,13 +257,13 @@ def _trainer(submission: Submission, events: Any) -> Any:
         PlacementGroupCleanerCallback,
     )
 
+    from training.runtime import ray_worker
+
     class Trainer(TorchTrainer):
         def _create_default_callbacks(self) -> list[Any]:
             # An actor of Ray's frees what ``_free_places`` frees here too: a process less to start.
             found: list[Any] = super()._create_default_callbacks()  # type: ignore[misc]
             return [each for each in found if not isinstance(each, PlacementGroupCleanerCallback)]
-
-    from training.runtime import ray_worker
 
     config = submission.config
     kind, per_worker = _place()
