@@ -372,7 +372,7 @@ class Jobs:
                 places[name] = QueuePlace(number=number, after=after, until=None, limit=limit)
         places |= self._behind_kept(places, first, wanted, limits)
         for name, own in _followers(executions, names, spec):
-            until = None if own.with_run else deadline(own.after)
+            until = [deadline(own.after), None][bool(own.with_run)]
             places[name] = QueuePlace(number=len(places) + 1, after=own.after, until=until)
         return places
 
