@@ -41,6 +41,8 @@ os.environ |= {
     # Threads of torch spin while they wait for a busy processor: small models take 10x as long.
     "OMP_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # A cluster that one test starts here makes a token, by default, which others then lack.
+    "RAY_AUTH_MODE": "disabled",
 }
 
 

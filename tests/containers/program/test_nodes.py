@@ -78,7 +78,7 @@ def test_ray_reports_what_a_program_asks_for_and_can_never_have(
     here: LocalNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = [{"CPU": 0.0}, {"CPU": 1.0}, {"CPU": 1.0}]
-    monkeypatch.setenv("RAY_AUTH_MODE", "")  # it is changed
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # client_of() changes it
     found: list[str] = []
     queued = 0
     example = Path(ray.__file__).parent / "train/examples/pytorch/torch_linear_example.py"
@@ -138,7 +138,7 @@ def test_a_deadlock_in_ray_train_names_the_rank_that_sleeps(
     here: LocalNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head, _, port = here.address.partition(":")
-    monkeypatch.setenv("RAY_AUTH_MODE", "")  # it is changed
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # client_of() changes it
     shared = {"PYTHONPATH": str(code.STARTUP), ENV_WATCH: str(tmp_path)}
     of_ray = {"RAY_ADDRESS": here.address, **code.for_ray(shared, None)}
     words = (sys.executable, script(tmp_path, TRAINS))
