@@ -158,12 +158,8 @@ def test_the_events_do_not_go_with_another_node(cluster: Any) -> None:
     assert len(cluster.list_all_nodes()) > 1
     actors = [trainer.start_events() for _ in range(5)]
     assert ray.get([each.put.remote([{}]) for each in actors]) == [False] * 5
-    places = [each.__ray_call__.remote(node_of_this_process) for each in actors]
-    assert ray.get(places) == [ray.get_runtime_context().get_node_id()] * 5
 
+    def node(*_: object) -> str:
+        return str(ray.get_runtime_context().get_node_id())
 
-def node_of_this_process(_actor: object) -> str:
-    import ray
-
-    node: str = ray.get_runtime_context().get_node_id()
-    return node
+    assert ray.get([each.__ray_call__.remote(node) for each in actors]) == [node()] * 5

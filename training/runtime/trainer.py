@@ -1,7 +1,7 @@
 """Tasks of a run inside Ray, outside its workers: preparing the data, and Ray Train's fit.
 
-Both are tasks on the node of the command and not its own code, so that the command imports neither
-torch nor Ray Train.
+Both run in an actor on the node of the command, so that the command itself imports neither torch
+nor Ray Train.
 """
 
 import contextlib
@@ -30,6 +30,8 @@ _RESIZE_EVERY_S: Final = 30.0
 _PLACES_EVERY_S: Final = 1.0
 #: The actor that knows is on the same node.
 _ASK_S: Final = 10.0
+#: Concurrency group of the actor's thread for ``prepare`` and ``fit``.
+_TASK: Final = "task"
 _log = logging.getLogger(__name__)
 
 
@@ -50,41 +52,43 @@ class Submission:
     """The command's, in which relative paths are looked up."""
 
 
-def here() -> dict[str, object]:
-    """Options of a task or actor that must run on this node: with any other, the run might end."""
+def start_events() -> Any:
+    """Start the actor ``_Events`` on this node: with any other, the run might end."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     node = ray.get_runtime_context().get_node_id()
-    return {
-        "num_cpus": 0,
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
-    }
-
-
-def start_events() -> Any:
-    """Start the actor ``_Events`` on this node."""
-    import ray
-
-    actor: Any = ray.remote(_Events)
-    return actor.options(**here()).remote()
+    remote: Any = ray.remote
+    actor = remote(
+        num_cpus=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        # A task has a thread of its own: events are taken meanwhile.
+        concurrency_groups={_TASK: 1},
+    )(_Events)
+    return actor.remote()
 
 
 def start(task: Callable[[Submission, Any], object], submission: Submission, events: Any) -> Any:
-    """Start ``prepare`` or ``fit`` on this node; return what to get its result by."""
-    import ray
-
-    return ray.remote(task).options(**here(), max_retries=0).remote(submission, events)
+    """Start ``prepare`` or ``fit`` in the actor; return what to get its result by."""
+    return events.run.options(concurrency_group=_TASK).remote(task, submission)
 
 
 class _Events:
-    """Ray actor between the workers and the command: events one way, the wish to stop the other."""
+    """Ray actor between the workers and the command: events one way, the wish to stop the other.
+
+    It runs the command's tasks too: a process of Ray takes seconds to start.
+    """
 
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._num_put = self._num_taken = self._num_kept = 0
         self._stop = False
         self._begun_at = 0
+
+    def run(self, task: Callable[[Submission, Any], object], submission: Submission) -> object:
+        import ray
+
+        return task(submission, ray.get_runtime_context().current_actor)
 
     def put(self, events: list[Event]) -> bool:
         self._events += events
@@ -253,6 +257,7 @@ def _trainer(submission: Submission, events: Any) -> Any:
     from ray.train import FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.v2._internal.callbacks import DatasetsCallback
     from ray.train.v2._internal.callbacks.placement_group_callback import (
         PlacementGroupCleanerCallback,
     )
@@ -261,9 +266,11 @@ def _trainer(submission: Submission, events: Any) -> Any:
 
     class Trainer(TorchTrainer):
         def _create_default_callbacks(self) -> list[Any]:
-            # An actor of Ray's frees what ``_free_places`` frees here too: a process less to start.
+            # Each starts an actor, whose process takes seconds: one frees what ``_free_places``
+            # frees here, and one serves Ray's own data sets, which no recipe reads.
+            without = (PlacementGroupCleanerCallback, DatasetsCallback)
             found: list[Any] = super()._create_default_callbacks()  # type: ignore[misc]
-            return [each for each in found if not isinstance(each, PlacementGroupCleanerCallback)]
+            return [each for each in found if not isinstance(each, without)]
 
     config = submission.config
     kind, per_worker = _place()
