@@ -4,6 +4,7 @@ Both run in an actor on the node of the command, so that the command itself impo
 nor Ray Train.
 """
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -131,8 +132,8 @@ def fit(submission: Submission, events: Any) -> str | UnreachableError:
     Failures are counted here. Ray Train 2.60 counts those of a run's whole life; it forgets a group
     that loses a worker while the others set up ``torch.distributed``, so that these keep their GPUs
     and the next group waits for them; and one lost a moment later ends the run. A new ``fit`` has a
-    new controller, and the processes of the old one end with it. A host that is taken away with
-    notice is no failure: Ray Train starts the workers again by itself.
+    new controller, and what the old one has left is removed with its placement group. A host that
+    is taken away with notice is no failure: Ray Train starts the workers again by itself.
     """
     import ray
     from ray.train import TrainingFailedError
@@ -261,16 +262,39 @@ def _trainer(submission: Submission, events: Any) -> Any:
     from ray.train.v2._internal.callbacks.placement_group_callback import (
         PlacementGroupCleanerCallback,
     )
+    from ray.train.v2._internal.execution.controller import TrainController
+    from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
     from training.runtime import ray_worker
 
+    most, least = submission.workers.high, submission.workers.low
+
+    class Fixed(FixedScalingPolicy):
+        """A fixed number of workers, whose places the placement group requests."""
+
+        def after_controller_start(self, train_run_context: Any) -> None:
+            """Ask no coordinator."""
+
+        def _maybe_send_resource_request(self) -> None:
+            """Ask no coordinator."""
+
     class Trainer(TorchTrainer):
+        """Ray Train without the actors that a recipe does not need: the process of each takes
+        seconds to start, one after the other."""
+
         def _create_default_callbacks(self) -> list[Any]:
-            # Each starts an actor, whose process takes seconds: one frees what ``_free_places``
-            # frees here, and one serves Ray's own data sets, which no recipe reads.
+            # One frees what ``_free_places`` frees, one serves data sets of Ray's.
             without = (PlacementGroupCleanerCallback, DatasetsCallback)
             found: list[Any] = super()._create_default_callbacks()  # type: ignore[misc]
             return [each for each in found if not isinstance(each, without)]
+
+        def _initialize_and_run_controller(self, **parts: Any) -> Any:
+            # The controller's own, and that of a coordinator of data sets and elastic runs.
+            if most == least:
+                parts["scaling_policy"] = Fixed(parts["scaling_policy"].scaling_config)
+            controller: Any = TrainController(**parts)
+            asyncio.run(controller.run())
+            return controller.get_result()
 
     config = submission.config
     kind, per_worker = _place()
@@ -284,7 +308,6 @@ def _trainer(submission: Submission, events: Any) -> Any:
         os.environ.setdefault("RAY_TRAIN_NCCL_RAS_ACTION", "fail")
         # Not sooner than a collective ends by itself: the first one may wait for a download.
         os.environ.setdefault("RAY_TRAIN_NCCL_RAS_CONFIRM_DURATION_S", str(COLLECTIVE_START_S))
-    most, least = submission.workers.high, submission.workers.low
     return Trainer(
         ray_worker.ray_entry,
         train_loop_config={
