@@ -113,8 +113,9 @@ class JobHead:
         self._outlived: dict[int, list[str]] = {}  # what still ran at its end
         launches = config.spec.command[1:3] == ("-m", LAUNCH)
         needs_nodes = config.spec.nodes.low > 0
-        self._looks = bool(config.spec.recipe) and needs_nodes and launches
-        """True if data and model are checked before workers are requested."""
+        self._waits = self._looks = bool(config.spec.recipe) and needs_nodes and launches
+        """True if the command waits for its nodes, and data and model are checked before they are
+        requested."""
         self._asks = config.spec.on == Placement.NODES and bool(config.spec.code)
         """True if the program's environment is asked whether it can start."""
         self._holds = self._looks or (self._asks and needs_nodes)
@@ -135,7 +136,8 @@ class JobHead:
             # Of an earlier attempt: another node may do better.
             user_code.forget_failure_of_worker(self._config.spec.code, client=self._client)
         self._ray.start()
-        self._holds = self._holds and not self._has_passed()
+        if self._holds and self._has_passed():
+            self._looks = self._asks = self._holds = False
         self._decisions.is_held = self._holds
         if not self._holds:
             self._ray.request()
@@ -215,7 +217,8 @@ class JobHead:
             self._note("packages")
             if self._asks:
                 self._check_program(work, own)
-            if not self._looks and (early := self._until_up()) is not None:
+            until = self._until_nodes if self._waits else self._until_up
+            if not self._looks and (early := until()) is not None:
                 return early
             spawn = self._spawner(work, own)
             # The laptop counted a recipe's workers, and a program on nodes asks Ray for nothing.
@@ -347,8 +350,7 @@ class JobHead:
         return runs.passed(hashlib.sha256(json.dumps(asked).encode()).hexdigest())
 
     def _has_passed(self) -> bool:
-        """True if a job like this one has passed the head's questions before: they are asked again,
-        and its workers come meanwhile."""
+        """True if a job like this one has passed the head's questions before."""
         with contextlib.suppress(*BUCKET_ERRORS):
             return self._reports.get(self._passed) is not None
         return False
