@@ -58,12 +58,12 @@ from contract.errors import InputError
 from contract.files import WORK
 from contract.job import LAUNCH, LOOK, Life, Placement
 from contract.nodes import (
-    ENV_GIT_SHA,
     ENV_HOST_CHECK,
     ENV_LOG,
     ENV_RUN,
     ENV_STORAGE,
     ENV_TRAINS,
+    ENV_WORKER_TASK,
     GCS_PORT,
     HEAD,
     Range,
@@ -345,8 +345,9 @@ class JobHead:
         """Key of the mark of all jobs about which the head asks the same."""
         spec = self._config.spec
         words = [each for each in spec.command if each != spec.run]
-        image, gpus = self._environment.get(ENV_GIT_SHA, ""), self._config.worker_gpus
-        asked = [image, spec.code_sha256, words, str(spec.nodes), dict(spec.variables), gpus]
+        # Another image has another revision of the task definition.
+        task, gpus = self._environment.get(ENV_WORKER_TASK, ""), self._config.worker_gpus
+        asked = [task, spec.code_sha256, words, str(spec.nodes), dict(spec.variables), gpus]
         return runs.passed(hashlib.sha256(json.dumps(asked).encode()).hexdigest())
 
     def _has_passed(self) -> bool:

@@ -362,26 +362,28 @@ def test_workers_are_requested_at_once_where_the_same_has_passed_the_questions_b
     order: dict[str, Any] = {"recipe": "fsdp", "nodes": Range(2, 2)}
     known: dict[str, bytes] = {}
 
-    def requested(code: int, run: str, *more: str) -> float:
+    def requested(code: int, run: str, *more: str, task: str = "worker:7") -> float:
         """Time at which a job requests its workers."""
         own = order | {"run": run, "command": (*words, run, *more)}
         life = Life(lasts=100, codes=(code, 0), **own)
         life.s3.objects |= known
+        life.job._environment = {**life.job._environment, nodes.ENV_WORKER_TASK: task}
         asked: list[float] = []
         life.ray.request = lambda: asked.append(life.clock.now)  # type: ignore[method-assign]
         life.clock.at(100, life.ray.have, 2)
         assert life.run() == code
         known.update(life.s3.objects)
         if asked == [0]:  # the command itself looks again, as the first thing that it does
-            assert [(each.words, each.ends) for each in life.commands] == [
-                ((*words, run, *more), pytest.approx(200, abs=0.3))
-            ]
+            (command,) = life.commands
+            assert command.words == (*words, run, *more)
+            assert command.ends == pytest.approx(200, abs=0.3)
         return asked[0] if asked else math.inf
 
     assert requested(exits.BAD_INPUT, "r1") == math.inf, "what is refused leaves no mark"
     assert requested(exits.OK, "r1") == pytest.approx(100, abs=0.3)
     assert requested(exits.OK, "r2") == 0
     assert requested(exits.OK, "r2", "--epochs", "3") == pytest.approx(100, abs=0.3)
+    assert requested(exits.OK, "r2", task="worker:8") == pytest.approx(100, abs=0.3)
     assert requested(exits.BAD_INPUT, "r3") == 0, "its data may have changed"
 
 
