@@ -116,7 +116,10 @@ def ecs_calls(caller: str, action: str, request: dict[str, Any]) -> list[Call]:
     def call(what: str, resource: str) -> Call:
         return Call(caller=caller, action=what, resource=resource, keys=keys)
 
+    targets = [each.get("targetId", "") for each in request.get("attributes", [])]
     kind, names = {
+        "ecs:PutAttributes": (INSTANCE, targets),
+        "ecs:DeleteAttributes": (INSTANCE, targets),
         "ecs:DescribeTasks": ("task", request.get("tasks", [])),
         "ecs:StopTask": ("task", [request.get("task", "")]),
         "ecs:DescribeContainerInstances": (INSTANCE, request.get("containerInstances", [])),

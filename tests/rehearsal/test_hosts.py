@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,17 +47,23 @@ else:
 REFUSED = "own:1: image Manifest does not contain descriptor matching platform 'linux/amd64'"
 
 
-@pytest.mark.skipif(not PYTHON.exists(), reason="no AWS emulator: `make venv-aws` installs it")
-@pytest.mark.parametrize(("architecture", "error"), [("amd64", ""), ("arm64", REFUSED)])
-def test_an_image_for_other_processors_does_not_start(architecture: str, error: str) -> None:
+def in_emulator(script: str, *arguments: str | Path) -> tuple[Any, str]:
+    """The JSON that a script prints last in the emulator's Python, and its warnings."""
+    if not PYTHON.exists():
+        pytest.skip("no AWS emulator: `make venv-aws` installs it")
     run = subprocess.run(
-        [PYTHON, "-c", RUN, architecture],
+        [PYTHON, "-c", script, *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=True,
     )
-    found = json.loads(run.stdout.splitlines()[-1])
+    return json.loads(run.stdout.splitlines()[-1]), run.stderr
+
+
+@pytest.mark.parametrize(("architecture", "error"), [("amd64", ""), ("arm64", REFUSED)])
+def test_an_image_for_other_processors_does_not_start(architecture: str, error: str) -> None:
+    found, _ = in_emulator(RUN, architecture)
     assert found == {"started": [] if error else ["own:1"], "error": error}
 
 
@@ -97,25 +104,32 @@ print(json.dumps({"stock": [*stock], "own": engine.build_run_kwargs(*given)}, de
 """
 
 
-@pytest.mark.skipif(not PYTHON.exists(), reason="no AWS emulator: `make venv-aws` installs it")
 def test_no_task_definition_opens_this_machine(tmp_path: Path) -> None:
     cache = tmp_path / "hosts" / "p" / "var" / "cache" / "train"
     cache.mkdir(parents=True)
     (cache / "link").symlink_to("/etc")  # as a container could leave it there
-    run = subprocess.run(
-        [PYTHON, "-c", ASK, tmp_path],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = json.loads(run.stdout.splitlines()[-1])
+    found, warnings = in_emulator(ASK, tmp_path)
     powers = {"privileged", "cap_add", "pid_mode", "network_mode"}
     assert powers <= {*found["stock"]}, "the emulator would ask for them"
     assert not powers & found["own"].keys()
     assert found["own"]["volumes"] == [f"{cache}:/a:rw"]
-    assert run.stderr.count("which no task needs") == 4
-    assert run.stderr.count("is not mounted") == 3
+    assert warnings.count("which no task needs") == 4
+    assert warnings.count("is not mounted") == 3
+
+
+#: ECS's request for a mark on a host -> the resources that policies are asked about.
+MARK = """
+import json
+from rehearsal.ministack import calls
+
+host = {"name": "silent", "targetId": "arn:aws:ecs:us-east-1:1:container-instance/c/h1"}
+asked = calls.ecs_calls("keeper", "ecs:PutAttributes", {"cluster": "c", "attributes": [host]})
+print(json.dumps([each.resource.partition(":container-")[2] for each in asked]))
+"""
+
+
+def test_a_mark_on_a_host_is_a_right_on_that_host() -> None:
+    assert in_emulator(MARK)[0] == ["instance/c/h1"]
 
 
 def test_a_job_with_an_image_for_other_processors_is_not_tried_again() -> None:
