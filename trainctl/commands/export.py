@@ -11,7 +11,7 @@ import typer
 
 from trainctl import output
 from trainctl.aws.errors import UsageError
-from trainctl.jobs import job_plan
+from trainctl.aws.jobs import new_id
 from trainctl.options import Best, RunName, Where, Yes
 from trainctl.watch import head_job
 
@@ -40,7 +40,7 @@ def export(
         raise UsageError(f"--to {to} exists already: give a new folder")
     deployment = where.find(to_start=True)
     bucket = deployment.bucket
-    place = to if folder is None else f"{bucket.uri}/exports/{job_plan.new_id(run)}"
+    place = to if folder is None else f"{bucket.uri}/exports/{new_id(run)}"
     command = ["python", "-m", "training.export", run, "--to", place, "--dtype", dtype]
     command += [option for option, is_set in (("--adapters", adapters), ("--best", best)) if is_set]
     head_job.run_command(deployment, run, command, max_seconds=_MAX_SECONDS, yes=yes)

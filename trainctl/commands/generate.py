@@ -13,7 +13,7 @@ from contract.runs import DEFAULT_NEW_TOKENS
 from trainctl import output
 from trainctl.aws.deployment_bucket import json_object
 from trainctl.aws.errors import CliError, UsageError
-from trainctl.jobs import job_plan
+from trainctl.aws.jobs import new_id
 from trainctl.options import AsJson, Best, RunName, Where, Yes
 from trainctl.watch import head_job
 
@@ -56,7 +56,7 @@ def generate(
         raise UsageError("TEXT is empty: give some text to continue")
     deployment = where.find(to_start=True)
     bucket = deployment.bucket
-    place = f"{bucket.uri}/exports/{job_plan.new_id(run)}.json"
+    place = f"{bucket.uri}/exports/{new_id(run)}.json"
     command = ["python", "-m", "training.generate", "--tokens", str(tokens), f"--seed={seed}"]
     options = (("--greedy", greedy), ("--chat", chat), ("--best", best))
     command += [option for option, is_set in options if is_set]
