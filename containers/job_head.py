@@ -26,6 +26,7 @@ from containers.decisions import CANNOT_PREPARE, Decisions, Observation
 from containers.host import machine
 from containers.host.machine import Clock, say
 from containers.node import NodeConfig
+from containers.program.files import scalars
 from containers.program.files.program_files import Mirror, open_mirror
 from containers.program.files.s3_files import ERRORS as BUCKET_ERRORS
 from containers.program.files.s3_files import PreparationStopped, open_bucket, report
@@ -230,6 +231,10 @@ class JobHead:
             if not faults.is_full(error):
                 self._report(f"failed: {error}")
             raise
+        # A program on nodes, and a recipe, have no files here.
+        record = f"{self._storage}/{runs.run_prefix(spec.run)}"
+        bucket = open_bucket(record, self._client) if self._mirror else None
+        read_last = scalars.start(folder, bucket, say)
         try:
             code = self._wait(command)
             if self._looks and code == exits.OK and not self._is_ending:
@@ -241,6 +246,7 @@ class JobHead:
         finally:
             command.end()  # what it has left behind writes no more
             is_saved = self._save_files()
+            read_last()
         return self._concluded(code, folder, is_saved=is_saved)
 
     def _concluded(self, code: int, folder: Path, *, is_saved: bool) -> int:

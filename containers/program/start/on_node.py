@@ -24,7 +24,7 @@ from typing import Final, Self
 from containers.host.machine import in_background
 from containers.program.files import scalars
 from containers.program.files.program_files import Mirror, open_mirror
-from containers.program.files.s3_files import PreparationStopped
+from containers.program.files.s3_files import PreparationStopped, open_bucket
 from containers.program.files.starts import ProgramStart
 from containers.program.start import code, shell
 from containers.program.start.process import NodeLog, ProgramProcess
@@ -364,7 +364,8 @@ class Launcher:
         at, trouble, code, failed = time.time(), None, exits.TERMINATED, list[str]()
         record = f"{self._spec.storage}/{runs.run_prefix(self._spec.order.run)}"
         is_first = place.rank == 0 and place.files is not None
-        read_last = scalars.start(self._base, record * is_first, self._hear)
+        bucket = open_bucket(record) if is_first else None
+        read_last = scalars.start(self._base, bucket, self._hear)
         try:
             self._prepare(place)
             program = self._begin(place)
