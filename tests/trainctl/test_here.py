@@ -47,6 +47,7 @@ def test_views_of_jobs_show_the_runs_of_a_folder(runs: Path, cli: Cli) -> None:
     assert top["curves"]["Loss"]["training"] == [[number, 1.0] for number in range(1, 5)]
     cli("report complete --no-browser --output", str(runs / "page.html"), *words)
     assert "Training report" in (runs / "page.html").read_text()
+    assert "trainctl ls lists them" in cli.refuses("report", "none", *words)
     pages = Pages(Here(runs))
     assert b'href="jobs/trains"' in pages.page("", "/t/").content
     assert b"step 4/8" in pages.page("jobs/trains", "/t/").content

@@ -45,8 +45,8 @@ def generate(
 ) -> None:
     """Continue a text with a run's newest checkpoint.
 
-    Prints what the model adds; --json has what it added before training too. On AWS it is a head's
-    job of at most an hour.
+    Prints what the model adds; --json has what it added before training too. On AWS a head's job
+    does it, within an hour.
     """
     if text == "-":
         try:

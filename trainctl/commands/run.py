@@ -18,7 +18,8 @@ def run(
         list[str],
         typer.Argument(
             metavar="RECIPE [SETTINGS]",
-            help=f"One of {', '.join(recipes.NAMES)}, and its settings.",
+            help=f"One of {', '.join(recipes.NAMES)}, and its settings (trainctl "
+            "settings lists them).",
         ),
     ],
 ) -> None:
