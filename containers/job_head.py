@@ -231,10 +231,7 @@ class JobHead:
             if not faults.is_full(error):
                 self._report(f"failed: {error}")
             raise
-        # A program on nodes, and a recipe, have no files here.
-        record = f"{self._storage}/{runs.run_prefix(spec.run)}"
-        bucket = open_bucket(record, self._client) if self._mirror else None
-        read_last = scalars.start(folder, bucket, say)
+        read_last = self._read_scalars(folder)
         try:
             code = self._wait(command)
             if self._looks and code == exits.OK and not self._is_ending:
@@ -248,6 +245,13 @@ class JobHead:
             is_saved = self._save_files()
             read_last()
         return self._concluded(code, folder, is_saved=is_saved)
+
+    def _read_scalars(self, folder: Path) -> Callable[[], None]:
+        """As ``scalars.start``, of a program that runs here."""
+        if self._mirror is None:  # a recipe's, or on other nodes
+            return lambda: None
+        record = f"{self._storage}/{runs.run_prefix(self._config.spec.run)}"
+        return scalars.start(folder, open_bucket(record, self._client), say)
 
     def _concluded(self, code: int, folder: Path, *, is_saved: bool) -> int:
         """Explain the end of the command, and hold the hosts if it has failed; the exit code."""

@@ -37,7 +37,7 @@ class Shell:
         path = f"{self.checkout}/.venv/bin:{os.environ['PATH']}"
         self.environment |= {"HOME": str(self._home), "PATH": path, "OMP_NUM_THREADS": "1"}
 
-    def types(self, line: str, *, code: int = 0, folder: str = ".") -> str:
+    def types(self, line: str, *, code: int = 0, folder: str) -> str:
         done = subprocess.run(
             ["bash", "-c", line],
             cwd=self.checkout / folder,
@@ -51,17 +51,18 @@ class Shell:
         assert done.returncode == code, f"{line}\n{done.stdout}"
         return done.stdout
 
-    def types_what_is_next(self, printed: str) -> None:
+    def types_what_is_next(self, printed: str, folder: str) -> None:
         """Type each command that a run has printed, with pictures of one's own."""
         printed = printed.replace("PICTURE", f"{self._home}/pictures/kind-0/0.png")
         use, _, after = printed.partition("Use this model:\n")[2].partition("\n\nNext:")
         commands, _, python = use.partition("# in Python:\n")
         own = re.findall(r"(?m)^ +(\.venv/bin/.*)DIR$", after)
+        assert ("Next:" in printed, "Use this model:" in printed) == (bool(own), bool(commands))
         own = [f"{each}{self._home}/pictures" for each in own]
         for line in [*commands.splitlines(), *own]:
-            self.types_what_is_next(self.types(line))
+            self.types_what_is_next(self.types(line, folder=folder), folder)
         (self._home / "use.py").write_text(python)
-        self.types(f"python {self._home}/use.py")
+        self.types(f"python {self._home}/use.py", folder=folder)
         for path in re.findall(r"(?m)^  \w.*? (\S+\.(?:html|md))$", after):
             assert (self.checkout / path).is_file()
 
@@ -74,4 +75,4 @@ def test_each_line_of_three_people_ends_and_prints_as_then(tmp_path: Path, data_
             for command, code, words in re.findall(r"(?m)^(\w.*)  # (\d+): (.*)$", script):
                 printed = shell.types(command, code=int(code), folder=folder)
                 assert words in printed, command
-                shell.types_what_is_next(printed)
+                shell.types_what_is_next(printed, folder)

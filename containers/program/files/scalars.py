@@ -30,60 +30,28 @@ _MOST_CURVES: Final = 100
 _MOST_BYTES: Final = 2**28
 
 
-def start(folder: Path, record: Bucket | None, say: Callable[[str], None]) -> Callable[[], None]:
+def start(folder: Path, record: Bucket, say: Callable[[str], None]) -> Callable[[], None]:
     """Start to write the scalars of a program's event files into its run's record.
 
     Args:
         folder: in which the program writes.
-        record: the run's folder; None: nothing is read.
+        record: the run's folder.
         say: shows a warning.
 
     Returns:
         A function that reads what was written last, and ends it.
     """
-    is_over = threading.Event()
-    warned = set[str]()
-
-    def warn(kind: str, text: str) -> None:
-        if kind not in warned:
-            warned.add(kind)
-            say(f"warning: TensorBoard: {text}")
-
-    def hear(line: logging.LogRecord) -> bool:
-        # Until the end, half a record is one that is being written.
-        if is_over.is_set() and "Truncated" in line.msg:
-            warn(line.msg, line.getMessage())
-        return False
-
-    def sizes() -> Iterator[tuple[Path, int]]:
-        for file in sorted(folder.rglob("*tfevents*")):
-            try:
-                str(file).encode()  # TensorBoard's paths are UTF-8
-                yield file, file.stat().st_size
-            except (OSError, UnicodeEncodeError) as error:
-                warn("skipped", f"{str(file)!a} is skipped: {error!r}")
+    scalars, is_over = _Scalars(folder, record, say), threading.Event()
 
     def read() -> None:
-        events: Any = None
-        has_ended = False
-        while record and not has_ended:
-            has_ended = is_over.wait(times.FILES_EVERY_S)
+        logger = logging.getLogger("tensorboard")
+        logger.setLevel(logging.DEBUG)
+        logger.addFilter(scalars.hear)
+        while not scalars.is_last:
+            scalars.is_last = is_over.wait(times.FILES_EVERY_S)
             with contextlib.suppress(*ERRORS):  # such as a folder that is gone: tried again
-                files = dict(sizes())
-                if sum(files.values()) > _MOST_BYTES:
-                    warn("size", f"files of {_MOST_BYTES >> 20} MiB or more are not read")
-                elif files:
-                    events = events or _multiplexer(hear)
-                    for file in files:
-                        events.AddRun(str(file), file.relative_to(folder).as_posix())
-                    events.Reload()
-                    curves = _curves(events)
-                    if left_out := [*curves][_MOST_CURVES:]:
-                        warn("curves", f"{len(left_out):,} of {len(curves):,} curves are left out")
-                        curves = {each: curves[each] for each in [*curves][:_MOST_CURVES]}
-                    if record.get(CONFIG_FILE) is None:  # a recipe keeps its record itself
-                        record.put(METRICS_FILE, "".join(_lines(curves)).encode())
-        logging.getLogger("tensorboard").removeFilter(hear)
+                scalars.read()
+        logger.removeFilter(scalars.hear)
 
     reader = in_background(read)
 
@@ -94,33 +62,71 @@ def start(folder: Path, record: Bucket | None, say: Callable[[str], None]) -> Ca
     return end
 
 
-def _multiplexer(hear: Callable[[logging.LogRecord], bool]) -> Any:
-    """TensorBoard's reader of event files, whose log goes to ``hear``."""
-    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+class _Scalars:
+    """Scalars of a program's event files, and their record."""
 
-    logger = logging.getLogger("tensorboard")
-    logger.setLevel(logging.DEBUG)
-    logger.addFilter(hear)
-    return EventMultiplexer(size_guidance={"scalars": _POINTS})
+    def __init__(self, folder: Path, record: Bucket, say: Callable[[str], None]) -> None:
+        self._folder, self._record, self._say = folder, record, say
+        self._readers: dict[Path, Any] = {}
+        self._warned = set[str]()
+        self.is_last = False
+        """True in the last round. Before, half a record is one that is being written."""
+
+    def read(self) -> None:
+        """Read what is new in the files, and write the record."""
+        size = 0
+        for file in sorted(self._folder.rglob("*tfevents*")):
+            try:
+                size += file.stat().st_size
+                if file.is_file() and size < _MOST_BYTES:
+                    self._reader(file).Reload()
+            except Exception as error:  # any program may have written it, under any name
+                self._warn("skipped", f"{str(file)!a} is skipped: {error!r}")
+        if size >= _MOST_BYTES:
+            self._warn("size", f"no more than {_MOST_BYTES >> 20} MiB are read")
+
+        curves = self._curves()
+        names = [*curves][:_MOST_CURVES]
+        if num_left := len(curves) - len(names):
+            self._warn("curves", f"{num_left:,} of {len(curves):,} curves are left out")
+        if names and self._record.get(CONFIG_FILE) is None:  # a recipe keeps its record itself
+            lines = (line for name in names for line in _lines(name, curves[name]))
+            self._record.put(METRICS_FILE, "".join(lines).encode())
+
+    def _reader(self, file: Path) -> Any:
+        if file not in self._readers:
+            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+            self._readers[file] = EventAccumulator(str(file), {"scalars": _POINTS})
+        return self._readers[file]
+
+    def hear(self, line: logging.LogRecord) -> bool:
+        """A line of TensorBoard's log, none of which is shown as it is."""
+        if self.is_last and "Truncated" in line.msg:
+            self._warn(line.msg, line.getMessage())
+        return False
+
+    def _warn(self, kind: str, text: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self._say(f"warning: TensorBoard: {text}")
+
+    def _curves(self) -> dict[str, dict[int, float]]:
+        """Values of each scalar by their steps."""
+        found = defaultdict[str, dict[int, float]](dict)
+        for file, reader in sorted(self._readers.items()):
+            # The program's folders, below its own or the output.
+            whose = "/".join(file.relative_to(self._folder).parts[1:-1])
+            for tag in reader.Tags()["scalars"]:
+                # A program that has resumed writes steps again, in a later file or the same one.
+                values = {each.step: each.value for each in reader.Scalars(tag)}
+                found[f"{tag} {whose}"] |= values
+        return found
 
 
-def _curves(events: Any) -> dict[str, dict[int, float]]:
-    """Values of each scalar by their steps, from TensorBoard's multiplexer."""
-    found = defaultdict[str, dict[int, float]](dict)
-    for file, tags in sorted(events.Runs().items()):
-        # The program's folders, below its own or the output.
-        whose = "/".join(Path(file).parts[1:-1])
-        for tag in tags["scalars"]:
-            # A program that has resumed writes steps again, in a later file or the same one.
-            values = {each.step: each.value for each in events.Scalars(file, tag)}
-            found[f"{tag} {whose}"] |= values
-    return found
-
-
-def _lines(curves: dict[str, dict[int, float]]) -> Iterator[str]:
-    """Lines of ``metrics.jsonl``."""
-    for name, values in curves.items():
-        every = math.ceil(len(values) / _POINTS)
-        for step, value in sorted(values.items(), reverse=True)[::every][::-1]:
-            found = Evaluation(step=step, epoch=0.0, measures={name: value})
-            yield f"{json.dumps(to_json(found))}\n"
+def _lines(name: str, values: dict[int, float]) -> Iterator[str]:
+    """Lines of ``metrics.jsonl`` of a curve: its last value, and evenly spaced ones before."""
+    every = math.ceil(len(values) / _POINTS)
+    for step, value in sorted(values.items(), reverse=True)[::every][::-1]:
+        found = Evaluation(step=step, epoch=0.0, measures={name: value})
+        yield f"{json.dumps(to_json(found))}\n"

@@ -362,12 +362,12 @@ class Launcher:
 
     def _run(self, place: NodePlace) -> None:
         at, trouble, code, failed = time.time(), None, exits.TERMINATED, list[str]()
-        record = f"{self._spec.storage}/{runs.run_prefix(self._spec.order.run)}"
-        is_first = place.rank == 0 and place.files is not None
-        bucket = open_bucket(record) if is_first else None
-        read_last = scalars.start(self._base, bucket, self._hear)
+        read_last: Callable[[], None] | None = None
         try:
             self._prepare(place)
+            if place.rank == 0 and place.files is not None:
+                record = f"{self._spec.storage}/{runs.run_prefix(self._spec.order.run)}"
+                read_last = scalars.start(self._base, open_bucket(record), self._hear)
             program = self._begin(place)
             program.wait(lambda: self._kill_at)
             at, was_stopped = time.time(), self._is_ending
@@ -395,7 +395,8 @@ class Launcher:
             lost = self._save()
         except Exception as error:  # such as a disk that cannot be read
             lost = (f"all, because of {type(error).__name__}: {error}",)
-        read_last()
+        if read_last:
+            read_last()
         self._lost = lost
 
     def _save(self) -> tuple[str, ...]:

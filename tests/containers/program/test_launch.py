@@ -535,6 +535,7 @@ from pathlib import Path
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 for folder in ("runs/good", "more/good", "runs/torn"):
     writer = EventFileWriter(folder)
@@ -544,7 +545,9 @@ for folder in ("runs/good", "more/good", "runs/torn"):
     writer.close()
 (torn,) = Path("runs/torn").iterdir()
 torn.write_bytes(torn.read_bytes()[:-9])
-# Neither of them can be read; TensorBoard alone would read nothing beside them.
+# None of them can be read; TensorBoard alone would read nothing beside them.
+with open("runs/tfevents", "wb") as file:
+    RecordWriter(file).write(b"\\xff")
 Path("runs/good/events.out.tfevents.0").symlink_to("nowhere")
 Path("runs/m\\udcfcll").mkdir()
 Path("runs/m\\udcfcll/tfevents").touch()
