@@ -184,4 +184,6 @@ def _check_recipe(words: Sequence[str]) -> Command:
             f"{words[0]} is no recipe: for your own code name its folder: --code . -- "
             + shlex.join(words)
         )
+    if words[0].endswith(".toml"):
+        raise UsageError(f"{words[0]} is no recipe: give a job file with -f")
     return parse_job(words)
