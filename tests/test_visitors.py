@@ -6,6 +6,7 @@
 import os
 import re
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -67,9 +68,10 @@ class Shell:
             assert (self.checkout / path).is_file()
 
 
-def test_each_line_of_three_people_ends_and_prints_as_then(tmp_path: Path, data_dir: Path) -> None:
-    shell = Shell(tmp_path)
-    with served(data_dir) as shell.environment[MIRROR_VARIABLE]:
+def test_each_line_of_three_people_ends_and_prints_as_then(tmp_path: Path) -> None:
+    shell, data = Shell(tmp_path), ROOT.parent / "shared" / "data"
+    here = served(data) if data.is_dir() else nullcontext("")  # from its publisher
+    with here as shell.environment[MIRROR_VARIABLE]:
         for person, folder in PEOPLE.items():
             script = (ROOT / "tests" / "people" / person).read_text()
             for command, code, words in re.findall(r"(?m)^(\w.*)  # (\d+): (.*)$", script):
