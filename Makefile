@@ -33,6 +33,8 @@ DEV := -r requirements.txt -r requirements/dev.txt
 # pip: for you, in an active shell.
 VENV := sh .ci/venv .venv -c requirements.lock -e . pip
 CDK := node_modules/.bin/cdk
+# The CDK's own words name no way out, where there is no account above all.
+DOCTOR := || { echo 'trainctl doctor checks the account; make synth needs none' >&2; exit 1; }
 # Tests with these markers, in three processes, which keep two processors busy: tests often wait. Each
 # takes whole files, whose tests share what is slow to make, the longest ones first.
 parallel = $(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(call marked,$(1))
@@ -63,13 +65,13 @@ local: venv-laptop venv-aws node ## a local AWS with the stacks, which stays up 
 	@$(PYTHON) -m trainctl local up
 
 deploy: venv-laptop node ## both stacks, to the account in use: ARGS="-c preset=fsdp -c max_workers=4"
-	@$(CDK) deploy CoreStack TrainingStack $(if $(UNASKED),--require-approval never) $(ARGS)
+	@$(CDK) deploy CoreStack TrainingStack $(if $(UNASKED),--require-approval never) $(ARGS) $(DOCTOR)
 
 images: venv-laptop ## build both images, try them out, push them to the deployed repositories
 	@TORCH_INDEX="$${TORCH_INDEX:-$$(cat .venv/torch-index 2>/dev/null)}" $(PYTHON) -m containers.publish $(ARGS)
 
 destroy: venv-laptop node ## remove both stacks, running hosts too; the bucket stays unless told
-	@$(CDK) destroy TrainingStack CoreStack $(if $(UNASKED),--force) $(ARGS)
+	@$(CDK) destroy TrainingStack CoreStack $(if $(UNASKED),--force) $(ARGS) $(DOCTOR)
 
 ##@ More
 rehearse: venv venv-laptop venv-aws node ## the whole system in containers on a local AWS (needs a Docker Engine)
@@ -88,7 +90,7 @@ synth: venv-laptop node ## write the templates to cdk.out; needs no account and 
 	@$(CDK) synth --quiet $(ARGS)
 
 diff: venv-laptop node ## what `make deploy` would change, and whether it needs a destroy first
-	@$(CDK) diff $(ARGS)
+	@$(CDK) diff $(ARGS) $(DOCTOR)
 	@$(PYTHON) -m trainctl.setup.updates
 
 ##@ Work on it

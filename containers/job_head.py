@@ -26,6 +26,7 @@ from containers.decisions import CANNOT_PREPARE, Decisions, Observation
 from containers.host import machine
 from containers.host.machine import Clock, say
 from containers.node import NodeConfig
+from containers.program.files import scalars
 from containers.program.files.program_files import Mirror, open_mirror
 from containers.program.files.s3_files import ERRORS as BUCKET_ERRORS
 from containers.program.files.s3_files import PreparationStopped, open_bucket, report
@@ -233,6 +234,7 @@ class JobHead:
             if not faults.is_full(error):
                 self._report(f"failed: {error}")
             raise
+        read_last = self._read_scalars(folder)
         try:
             code = self._wait(command)
             if self._looks and code == exits.OK and not self._is_ending:
@@ -244,7 +246,15 @@ class JobHead:
         finally:
             command.end()  # what it has left behind writes no more
             is_saved = self._save_files()
+            read_last()
         return self._concluded(code, folder, is_saved=is_saved)
+
+    def _read_scalars(self, folder: Path) -> Callable[[], None]:
+        """As ``scalars.start``, of a program that runs here."""
+        if self._mirror is None:  # a recipe's, or on other nodes
+            return lambda: None
+        record = f"{self._storage}/{runs.run_prefix(self._config.spec.run)}"
+        return scalars.start(folder, open_bucket(record, self._client), say)
 
     def _concluded(self, code: int, folder: Path, *, is_saved: bool) -> int:
         """Explain the end of the command, and hold the hosts if it has failed; the exit code."""

@@ -217,7 +217,7 @@ _LOSSES: Final = {
     Ending.HOST_LOST: "its host was lost",
     Ending.KILLED: "the head was killed",
 }
-_LOSS_CODES: Final = {
+LOSS_CODES: Final = {
     exits.BAD_HOST: "its host's GPUs or EFA devices are not healthy",
     exits.RAY_FAILED: "Ray did not start on its head, or ended there by itself",
     exits.STORAGE: "its storage did not answer, or a disk was full",
@@ -276,7 +276,7 @@ class _End:
         if self.ordered is JobStatus.HOST_LOST:
             return self.order
         if self.code in exits.TRIED_AGAIN and self.how is not Ending.STOPPED:
-            return _LOSS_CODES[self.code]  # a user's stop is the last word
+            return LOSS_CODES[self.code]  # a user's stop is the last word
         found = _LOSSES.get(self.how)
         return found and found.format(said=self.said)
 

@@ -137,9 +137,11 @@ class Canary:
         if not (shutil.which("docker") or self._stack(CORE)):
             raise RehearsalError(NO_IMAGES)
         answer = "y" if is_sure else ""
-        with suppress(EOFError):  # without a terminal
+        if not is_sure:
             hosts = ("g5.xlarge", 5) if self._has_gpu else ("m5.large", 3)
-            answer = answer or input(QUESTION.format(account, *hosts))
+            print(QUESTION.format(account, *hosts), end="", file=sys.stderr, flush=True)
+            with suppress(EOFError):  # without a terminal
+                answer = input()
         if answer not in ("y", "yes"):
             raise RehearsalError("nothing was started; --yes answers the question")
         self.folder.mkdir(exist_ok=True)

@@ -45,6 +45,13 @@ def test_the_next_step_after_the_demo_takes_a_folder_of_pictures_for_each_class(
     assert (config.recipe, config.run) == ("imagenet", "mine")
 
 
+@pytest.mark.parametrize("target", ["diff", "deploy", "destroy"])
+def test_a_failure_of_the_cdk_names_the_command_that_finds_why(target: str) -> None:
+    done = run("make", "-o", "venv-laptop", "-o", "node", target, "CDK=false", "PYTHON=true")
+    assert done.returncode
+    assert "trainctl doctor" in done.stderr
+
+
 def fake_python(folder: Path, answer: str) -> str:
     """A program that answers, whatever it is asked, as a Python would describe itself."""
     path = folder / "python"

@@ -5,7 +5,8 @@ Only what views ask for is here; nothing is started, stopped or priced.
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -28,12 +29,22 @@ from trainctl.aws.deployment_bucket import DeploymentBucket, json_object
 from trainctl.aws.errors import UsageError
 from trainctl.aws.jobs import JobExecution, Jobs
 from trainctl.aws.tasks import Task
+from training.command import NEEDS_PACKAGES
 
 #: In place of the result of a run that has left none.
 _KILLED: Final[dict[str, object]] = {
     "status": "failed",
     "error": "ended without a result; the same command resumes it",
 }
+
+
+@contextmanager
+def needs_packages() -> Iterator[None]:
+    """Imports that fail on a laptop without torch. Raises UsageError."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UsageError(NEEDS_PACKAGES.format(error.name)) from None
 
 
 class Folder(DeploymentBucket):

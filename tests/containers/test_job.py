@@ -38,6 +38,7 @@ from contract.nodes import ClusterSize, Range
 from tests.aws.s3 import S3
 from tests.clock import FakeClock
 from tests.containers.program.saved_files import saved_in
+from tests.containers.program.test_launch import WRITES
 from tests.eventually import eventually
 
 TASK = OwnTask(arn="arn:aws:ecs:us-east-1:0:task/c/1", cluster="c")
@@ -791,6 +792,15 @@ def test_a_program_on_the_head_whose_last_files_are_not_saved_has_not_succeeded(
     if own_code:
         reason = "failed: exit code 3; trainctl logs r1"
     assert told(s3) == reason
+
+
+def test_scalars_of_a_program_on_the_head_are_in_its_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("tensorboard")
+    s3 = S3()
+    assert on_head(s3, monkeypatch, sys.executable, "-c", WRITES).run() == exits.OK
+    assert b"train/loss runs/good" in s3.objects["runs/r1/metrics.jsonl"]
 
 
 @pytest.mark.parametrize(("lasts", "code"), [(600, exits.OK), (5, exits.FILES_LOST)])

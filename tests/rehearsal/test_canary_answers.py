@@ -1,6 +1,7 @@
 """A canary's file has nothing of the account, the replay names each difference from the model, and
 an interrupted canary is cleaned up by the next one: with a fake account, in seconds."""
 
+import io
 import json
 import re
 import threading
@@ -171,11 +172,18 @@ def called(account: MagicMock) -> list[str]:
 
 
 def test_a_canary_flies_once_asked(
-    account: MagicMock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    account: MagicMock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("builtins.input", lambda asked: "no" if "1234" in asked else "yes")
-    with pytest.raises(RehearsalError, match="nothing was started"):
-        Canary(tmp_path).run(is_sure=False)
+    monkeypatch.setattr("sys.stdin", io.StringIO("no\n"))
+    for _ in ("no", "end of file"):
+        with pytest.raises(RehearsalError, match="nothing was started"):
+            Canary(tmp_path).run(is_sure=False)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("account 1234") == 2
     account.which.return_value = None
     with pytest.raises(RehearsalError, match="make images"):
         Canary(tmp_path).run(is_sure=True)

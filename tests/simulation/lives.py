@@ -411,7 +411,7 @@ class Life:
         submits: list[float] = []
         latest = chance.choice([9000, FAULTS_UNTIL_H * 3600])
         for number in range(chance.randint(2, 5)):
-            name = f"r{number}-bado-kilo"  # as job_plan.new_id makes them
+            name = f"r{number}-bado-kilo"  # as trainctl.aws.jobs.new_id makes them
             low = chance.randint(0, min(2, self.max_workers))
             high = chance.randint(low, self.max_workers)
             is_long = self.is_long and not number

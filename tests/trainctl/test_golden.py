@@ -28,7 +28,6 @@ from tests.trainctl.account import CHANGES, Account
 from tests.trainctl.conftest import foreign_options
 from trainctl import output
 from trainctl.__main__ import main
-from trainctl.jobs import job_plan
 from trainctl.watch import polling
 
 CASES: Final = Path(__file__).parent / "golden"
@@ -135,7 +134,7 @@ def fixed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("time", "monotonic", "sleep"):
         monkeypatch.setattr(f"time.{name}", getattr(clock, name))
     monkeypatch.setattr("time.gmtime", lambda *given: gmtime(*given or (clock.now,)))
-    monkeypatch.setattr(job_plan, "random", Random(0))
+    monkeypatch.setattr("trainctl.aws.jobs.random", Random(0))
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.chdir(tmp_path)
     output.set_options("")

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -46,6 +47,7 @@ def test_views_of_jobs_show_the_runs_of_a_folder(runs: Path, cli: Cli) -> None:
     assert top["curves"]["Loss"]["training"] == [[number, 1.0] for number in range(1, 5)]
     cli("report complete --no-browser --output", str(runs / "page.html"), *words)
     assert "Training report" in (runs / "page.html").read_text()
+    assert "trainctl ls lists them" in cli.refuses("report", "none", *words)
     pages = Pages(Here(runs))
     assert b'href="jobs/trains"' in pages.page("", "/t/").content
     assert b"step 4/8" in pages.page("jobs/trains", "/t/").content
@@ -58,6 +60,18 @@ def test_a_recipe_trains_here_with_the_words_of_submit(
     cli("run ddp --run mine --workers 2", code=75)
     assert "--max-hours is for jobs on AWS" in cli.refuses("run", "ddp", "--max-hours", "3")
     assert "did you mean --epochs?" in cli.refuses("run", "ddp", "--epohs", "3")
+    assert "submit --code" in cli.refuses("run", "--code", ".", "--", "torchrun", "train.py")
     # Without torch
     monkeypatch.setitem(sys.modules, "training.predict", None)
     assert "not installed" in cli.refuses("predict", "r1", __file__)
+
+
+def test_the_model_of_a_run_here_is_exported_and_asked_here(
+    runs: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in ("export complete --to new", "generate complete text"):
+        main = Mock(return_value=70)
+        monkeypatch.setitem(sys.modules, f"training.{words.split()[0]}", Mock(main=main))
+        cli(words, "--runs", str(runs), code=70)
+        (asked,) = main.call_args.args
+        assert {*words.split()[1:], "--storage", str(runs)} <= {*asked}

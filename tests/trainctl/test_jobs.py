@@ -4,7 +4,7 @@
 """
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -265,6 +265,20 @@ def test_a_job_shows_how_its_hosts_have_started(account: Account, cli: Cli) -> N
     assert "id i-1, ami ami-0, gpus 8 A100, efa 4, cache 1 s\n" in cli("show job").out
     account.container_instances = []
     assert cli.json("show job")["hosts"] == []
+
+
+def test_the_start_of_a_retry_counts_what_was_lost_apart(account: Account, cli: Cli) -> None:
+    account.add("job")
+    began: datetime = account.executions["job"]["startDate"]
+
+    def at(second: int) -> datetime:
+        return began + timedelta(seconds=second)
+
+    account.add_head("job", "lost", createdAt=at(5), lastStatus="STOPPED")
+    retry = {"createdAt": at(65), "pullStartedAt": at(95), "startedAt": at(100)}
+    account.add_head("job", "retry", **retry)
+    parts = {"queue": 5, "lost attempts": 60, "host": 30, "image": 5}
+    assert cli.json("show job")["start"] == parts
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl.aws.deployment import LOCAL_ACCOUNT
 from trainctl.setup.plugin import free_port
+from training.record.events import Evaluation, to_json
 from training.record.goodput import Activity
 
 
@@ -70,6 +71,22 @@ def test_a_report_is_fetched_and_opened(
     cli("report first --no-browser")
     assert Frame(file).page == "<html>more"
     assert len(opened) == 1
+
+
+def test_the_report_of_a_program_has_its_scalars_with_axes(
+    account: Account, cli: Cli, tmp_path: Path
+) -> None:
+    name = "train/loss <i>"
+    lines = [Evaluation(step=step, epoch=0, measures={name: 2 / step}) for step in (1, 8)]
+    content = "\n".join(json.dumps(to_json(line)) for line in lines)
+    account.objects["runs/own/metrics.jsonl"] = content.encode()
+    cli("report own --no-browser")
+    page = Frame(tmp_path / "own-report.html").page
+    assert page
+    assert "Train/loss &lt;i&gt;" in page
+    assert re.findall("<i>(.*?)</i>", page) == ["2", "0.25", "step 1", "8"]
+    assert ".plot svg{" in page
+    assert not re.search("<script|<link|src=", page), "it is opened without them"
 
 
 # --- open

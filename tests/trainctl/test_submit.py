@@ -22,7 +22,8 @@ from tests.trainctl.account import POOLS, Account
 from tests.trainctl.conftest import Cli
 from trainctl import output
 from trainctl.__main__ import main
-from trainctl.jobs import code_folder, job_plan
+from trainctl.aws.jobs import new_id
+from trainctl.jobs import code_folder
 from trainctl.options import Where
 
 SUBMIT = ["submit", "ddp", "--yes"]
@@ -322,7 +323,7 @@ def test_a_batch_need_not_suit_numbers_of_workers_that_no_whole_host_makes(
 )
 def test_the_id_of_a_job_can_be_read_out_and_is_never_the_same_twice(run: str) -> None:
     syllables = "[bdfghjklmnprstvz][aiou]" * 2 + "[bdfghjklmnprstvz]"
-    ids = {job_plan.new_id(run) for _ in range(200)}
+    ids = {new_id(run) for _ in range(200)}
     assert len(ids) == 200
     for job in ids:
         assert re.fullmatch(rf"[A-Za-z0-9_-]*[A-Za-z0-9]-{syllables}-{syllables}", job), job

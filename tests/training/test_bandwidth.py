@@ -17,7 +17,7 @@ from training.bandwidth import train as bandwidth
 from training.bandwidth.settings import MIB, BandwidthConfig
 from training.bandwidth.train import Timing, bus_gb_per_s, train
 from training.command import read_command
-from training.record.events import Event
+from training.record.events import Event, Warned
 from training.runtime.torchrun import TorchrunWorker
 from training.system.devices import EFA, check_efa, named, transport
 
@@ -157,6 +157,8 @@ def test_a_size_is_measured_over_all_workers(tmp_path: Path) -> None:
     [row] = end.evaluation.rows
     assert (row[0], row[4]) == (1 << 20, end.measures["all_reduce"])
     assert end.evaluation.title.startswith("2 workers on 2 hosts, gloo over TCP. Bus bandwidth of")
+    alone = forks.run(1, measured, str(tmp_path / "alone"))[0]
+    assert [each.message[:15] for each in alone if isinstance(each, Warned)] == ["a single worker"]
 
 
 def test_a_stall_of_one_round_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,8 +69,9 @@ def _known(error: Exception) -> CliError | None:
         case aws.NoCredentialsError():
             return UsageError(
                 "No AWS account is set up here: run aws configure (region and keys) or aws sso "
-                "login; without an account: make local. Runs of this machine need none: trainctl "
-                "run, ls, show, report, top, ui, predict"
+                "login; without an account: make local, or trainctl plan with -c preset=ddp. For "
+                "runs of this machine: trainctl run, and --runs DIR of trainctl ls, show, report, "
+                "top, ui, predict, generate, export"
             )
         case aws.TokenRetrievalError() | aws.SSOError() | aws.LoginError():
             return CliError("the AWS login has expired: aws sso login")

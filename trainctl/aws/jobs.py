@@ -2,9 +2,10 @@
 
 import functools
 import re
+import secrets as random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -16,6 +17,7 @@ from contract.instance_types import Prices
 from contract.job import (
     JOB_GROUP,
     KEPT_GROUP,
+    MAX_JOB_ID,
     PAUSE_STATE,
     STOP_ERROR,
     STOPPED_BY_USER,
@@ -43,7 +45,8 @@ if TYPE_CHECKING:
 #: Among how many of the newest jobs a run is looked for by its name.
 JOBS_LOOKED_AT: Final = 100
 CONSISTENT_EVERY_S: Final = 0.5
-#: Suffix that ``job_plan.new_id`` appends to a run's name.
+_PROQUINT: Final = ("bdfghjklmnprstvz", "aiou") * 2 + ("bdfghjklmnprstvz",)
+#: Suffix that ``new_id`` appends to a run's name.
 _JOB_ID: Final = re.compile(
     r"(-[bdfghjklmnprstvz][aiou][bdfghjklmnprstvz][aiou][bdfghjklmnprstvz]){2}$"
 )
@@ -371,9 +374,8 @@ class Jobs:
                 number = len(places) + 1
                 places[name] = QueuePlace(number=number, after=after, until=None, limit=limit)
         places |= self._behind_kept(places, first, wanted, limits)
-        for name, own in _followers(executions, names, spec):
-            until = [deadline(own.after), None][bool(own.with_run)]
-            places[name] = QueuePlace(number=len(places) + 1, after=own.after, until=until)
+        for name, after, until in _followers(executions, names, spec, deadline):
+            places[name] = QueuePlace(number=len(places) + 1, after=after, until=until)
         return places
 
     def _behind_kept(
@@ -496,19 +498,31 @@ class Jobs:
         ]
 
 
+def new_id(run: str) -> str:
+    """An id for a job that can be read out, such as ``first-lusab-gutih``: 32 random bits after the
+    run's name, short enough for ECS's ``startedBy``."""
+    # Consonants and vowels in turn: proquints, arXiv:0901.4016.
+    words = "-".join("".join(map(random.choice, _PROQUINT)) for _ in range(2))
+    stem = re.sub(r"[^A-Za-z0-9_-]", "-", run)[: MAX_JOB_ID - len(words) - 1].rstrip("-_")
+    return f"{stem}-{words}"
+
+
 def _followers(
     executions: Sequence[Mapping[str, Any]],
     names: Sequence[str],
     spec: Callable[[str], JobSpec | None],
-) -> list[tuple[str, JobSpec]]:
-    """Jobs that wait for another, with their orders.
+    deadline: Callable[[str], datetime | None],
+) -> Iterator[tuple[str, str, datetime | None]]:
+    """Jobs that wait for another: each with that one, and the deadline of one that must end first.
 
     Args:
         names: of those that wait for none.
         spec: order of a job.
     """
-    left = [each["name"] for each in executions if each["name"] not in names]
-    return [(name, own) for name in left if (own := spec(name))]
+    for each in executions:
+        own = None if each["name"] in names else spec(each["name"])
+        if own:
+            yield each["name"], own.after, None if own.with_run else deadline(own.after)
 
 
 def _submitted(output: str | None) -> list[str]:

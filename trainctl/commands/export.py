@@ -11,8 +11,9 @@ import typer
 
 from trainctl import output
 from trainctl.aws.errors import UsageError
-from trainctl.jobs import job_plan
-from trainctl.options import Best, RunName, Where, Yes
+from trainctl.aws.jobs import new_id
+from trainctl.here import needs_packages
+from trainctl.options import Best, RunName, WhereOrHere, Yes
 from trainctl.watch import head_job
 
 #: Deadline: a model of some ten billion parameters is written within it.
@@ -32,7 +33,7 @@ def export(
     ] = False,
     best: Best = False,
     yes: Yes = False,
-    where: Where,
+    where: WhereOrHere,
 ) -> None:
     """Export a run's newest checkpoint to a folder that transformers loads."""
     folder = None if to.startswith("s3://") else Path(to)
@@ -40,9 +41,14 @@ def export(
         raise UsageError(f"--to {to} exists already: give a new folder")
     deployment = where.find(to_start=True)
     bucket = deployment.bucket
-    place = to if folder is None else f"{bucket.uri}/exports/{job_plan.new_id(run)}"
-    command = ["python", "-m", "training.export", run, "--to", place, "--dtype", dtype]
-    command += [option for option, is_set in (("--adapters", adapters), ("--best", best)) if is_set]
+    words = ["--dtype", dtype]
+    words += [option for option, is_set in (("--adapters", adapters), ("--best", best)) if is_set]
+    if deployment.is_here:
+        with needs_packages():
+            from training.export import main
+        raise typer.Exit(main([run, "--to", to, *words, "--storage", bucket.uri]))
+    place = to if folder is None else f"{bucket.uri}/exports/{new_id(run)}"
+    command = ["python", "-m", "training.export", run, "--to", place, *words]
     head_job.run_command(deployment, run, command, max_seconds=_MAX_SECONDS, yes=yes)
     if folder is not None:
         output.say(f"fetching {place}")

@@ -13,8 +13,9 @@ from contract.runs import DEFAULT_NEW_TOKENS
 from trainctl import output
 from trainctl.aws.deployment_bucket import json_object
 from trainctl.aws.errors import CliError, UsageError
-from trainctl.jobs import job_plan
-from trainctl.options import AsJson, Best, RunName, Where, Yes
+from trainctl.aws.jobs import new_id
+from trainctl.here import needs_packages
+from trainctl.options import AsJson, Best, RunName, WhereOrHere, Yes
 from trainctl.watch import head_job
 
 #: Loading a model of 7 B parameters takes minutes.
@@ -40,12 +41,12 @@ def generate(
     best: Best = False,
     yes: Yes = False,
     as_json: AsJson = False,
-    where: Where,
+    where: WhereOrHere,
 ) -> None:
     """Continue a text with a run's newest checkpoint.
 
-    Prints what the model adds; --json has what it added before training too. The job is a head's,
-    of at most an hour.
+    Prints what the model adds; --json has what it added before training too. On AWS a head's job
+    does it, within an hour.
     """
     if text == "-":
         try:
@@ -56,11 +57,16 @@ def generate(
         raise UsageError("TEXT is empty: give some text to continue")
     deployment = where.find(to_start=True)
     bucket = deployment.bucket
-    place = f"{bucket.uri}/exports/{job_plan.new_id(run)}.json"
-    command = ["python", "-m", "training.generate", "--tokens", str(tokens), f"--seed={seed}"]
     options = (("--greedy", greedy), ("--chat", chat), ("--best", best))
-    command += [option for option, is_set in options if is_set]
-    command += ["--to", place, "--", run, text]
+    words = ["--tokens", str(tokens), f"--seed={seed}"]
+    words += [option for option, is_set in options if is_set]
+    if deployment.is_here:
+        with needs_packages():
+            from training.generate import main
+        words += ["--json"] * as_json + ["--storage", bucket.uri]
+        raise typer.Exit(main([*words, "--", run, text]))
+    place = f"{bucket.uri}/exports/{new_id(run)}.json"
+    command = ["python", "-m", "training.generate", *words, "--to", place, "--", run, text]
     job = head_job.run_command(deployment, run, command, max_seconds=_MAX_SECONDS, yes=yes)
     found = json_object(bucket.get(bucket.key(place)))
     if "after" not in found:

@@ -64,8 +64,10 @@ def open_(
 
     Example: trainctl open RUN --port 8888
     """
-    if dashboard and (token or name):
-        raise UsageError("--dashboard shows the whole deployment: leave out JOB and --token")
+    if sum(map(bool, (dashboard, token, port))) > 1:
+        raise UsageError("--dashboard, --token and --port: give one of them")
+    if dashboard and name:
+        raise UsageError("--dashboard shows the whole deployment: leave out JOB")
     deployment = where.find()
     if dashboard:
         _open_console(deployment, browser=browser)

@@ -10,8 +10,8 @@ from contract.runs import MODEL_DIR, PROCESSOR_FILE, run_prefix
 from contract.text import percent
 from trainctl import output
 from trainctl.aws.errors import UsageError
+from trainctl.here import needs_packages
 from trainctl.options import AsJson, WhereOrHere
-from training.command import NEEDS_PACKAGES
 
 #: Classes that are printed of each picture.
 _MOST = 5
@@ -28,10 +28,8 @@ def predict(
     for file in files:
         if not file.is_file():
             raise UsageError(f"there is no file {file}: give pictures")
-    try:
-        from training.predict import predictions  # a laptop without torch has other commands
-    except ModuleNotFoundError as error:
-        raise UsageError(NEEDS_PACKAGES.format(error.name)) from None
+    with needs_packages():
+        from training.predict import predictions
     with tempfile.TemporaryDirectory(prefix="model-") as fetched:
         folder = Path(run, MODEL_DIR)
         if "/" in run and not folder.is_dir():

@@ -7,11 +7,12 @@ from typing import Annotated, Final
 
 import typer
 
-from contract.runs import REPORT_FILE, RESULT_FILE, check_run_name, run_prefix
+from contract.runs import RESULT_FILE, check_run_name, run_prefix
 from trainctl import output
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.options import Browser, RunName, WhereOrHere
 from trainctl.runs.run_list import files_of
+from trainctl.ui.pages import Pages
 
 #: Any job may have written a run's report: scripts, forms and requests of it do not work in here.
 #: Ours has no scripts.
@@ -49,16 +50,18 @@ def report(
     file = Path(to or f"{run}-report.html")
     if file.is_dir():
         raise UsageError(f"--output {to} is a folder: give the name of a file")
-    bucket = where.find().bucket
-    page = bucket.read_of_run(run, REPORT_FILE)
+    deployment = where.find()
+    page = Pages(deployment).report(run)
     if page is None:
-        if f"{run_prefix(run)}{RESULT_FILE}" in {each.key for each in files_of(bucket, run)}:
+        files = files_of(deployment.bucket, run)
+        if f"{run_prefix(run)}{RESULT_FILE}" in {each.key for each in files}:
             raise CliError(
                 f"run {run} has a result and no report: trainctl logs {run} shows the reason"
             )
         raise CliError(
-            f"run {run} has no report: a recipe writes one when it ends. trainctl show {run} tells "
-            f"how far it is; trainctl download {run} fetches the files of your own program"
+            f"run {run} has no report: a recipe writes one when it ends, and of a program it has "
+            f"the scalars for TensorBoard. trainctl show {run} tells how far it is; trainctl "
+            f"download {run} fetches the files of your own program"
         )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

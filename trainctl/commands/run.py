@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from contract.command import is_launcher
 from trainctl.aws.errors import UsageError
 from trainctl.jobs.job_options import JobOptions
 from training import recipes
@@ -17,7 +18,8 @@ def run(
         list[str],
         typer.Argument(
             metavar="RECIPE [SETTINGS]",
-            help=f"One of {', '.join(recipes.NAMES)}, and its settings.",
+            help=f"One of {', '.join(recipes.NAMES)}, and its settings (trainctl "
+            "settings lists them).",
         ),
     ],
 ) -> None:
@@ -25,6 +27,11 @@ def run(
 
     Needs torch. Example: trainctl run ddp --workers 2 --run mine --data DIR
     """
+    if words[0].startswith("--code") or is_launcher(words[0]) or words[0].endswith(".py"):
+        raise UsageError(
+            "only recipes are trained by this command: start a program of yours itself, such as "
+            "torchrun train.py; for AWS: trainctl submit --code DIR -- COMMAND"
+        )
     try:
         parse(words)
     except UnknownOptionError as error:

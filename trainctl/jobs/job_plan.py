@@ -7,7 +7,6 @@ the laptop is not needed: the job is an execution of a state machine, which ends
 import dataclasses
 import math
 import re
-import secrets as random
 import shlex
 import tempfile
 import textwrap
@@ -35,7 +34,7 @@ from trainctl import output
 from trainctl.aws.clients import unless
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
-from trainctl.aws.jobs import QueuePlace
+from trainctl.aws.jobs import QueuePlace, new_id
 from trainctl.jobs import data_sets, programs, published_models, variables
 from trainctl.jobs.code_folder import CodeFolder
 from trainctl.jobs.job_file import OF_SUBMIT
@@ -62,8 +61,6 @@ _SLOWEST_STEP_S: Final = 120
 _MARGIN: Final = 3
 #: Jobs whose maximum cost is above this, or unknown, start only if their user types y.
 CONFIRM_ABOVE_USD: Final = 100
-_CHAINS: Final = ("succeeds; if it does not, this job fails", "has begun; this job ends with it")
-_PROQUINT: Final = ("bdfghjklmnprstvz", "aiou") * 2 + ("bdfghjklmnprstvz",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +150,7 @@ class JobPlan:
             "deadline": f"at most {duration(spec.max_seconds).removesuffix(' 0 min')}, usually "
             f"sooner ({wait}){self.why_deadline}",
             "price": an_hour(self.prices, spec.nodes.high),
-            "after": spec.after and f"{spec.after} {_CHAINS[bool(spec.with_run)]}",
+            "after": self._after(),
             "hold": self._hold(),
             "keep": self._keep(),
             "maximum": f"{dollars(self.usd_at_most)}, plus {NOT_INCLUDED}",
@@ -162,6 +159,13 @@ class JobPlan:
         lines = [f"{name:10}{value}" for name, value in rows.items() if value]
         # A command that is wrapped could not be copied.
         return "\n".join(line if line.startswith("command") else _fill(line) for line in lines)
+
+    def _after(self) -> str:
+        """Row of ``text``, of a job that waits for another."""
+        after = self.spec.after
+        if self.spec.with_run:
+            return f"{after} has begun; this job ends with it"
+        return f"{after} succeeds; if it does not, this job fails" if after else ""
 
     def _hold(self) -> str:
         """Row of ``text``, of a job whose hosts stay after a failure."""
@@ -551,7 +555,7 @@ def check(deployment: Deployment, plan: JobPlan) -> list[str]:
     spec.check_size(longest)
     _check_not_running(deployment, spec)
     _check_standing_cluster(deployment, spec)
-    return _check_budget(deployment, plan)
+    return [*_check_budget(deployment, plan), *_check_room_together(deployment, spec)]
 
 
 def _check_budget(deployment: Deployment, plan: JobPlan) -> list[str]:
@@ -571,6 +575,18 @@ def _check_budget(deployment: Deployment, plan: JobPlan) -> list[str]:
         )
     exceeds = most is None or used + left + most > budget
     return [f"{said}, and this job can cost {dollars(most)}"] if exceeds else []
+
+
+def _check_room_together(deployment: Deployment, spec: JobSpec) -> list[str]:
+    """Warn of a job that can start only while another runs, and has no room beside it."""
+    other = deployment.jobs.find(spec.after).spec if spec.with_run else None
+    if other is None or deployment.shape.limits.place(spec, [other]):
+        return []
+    return [
+        f"--with {spec.with_run}: the deployment has no room for this job beside {spec.after}, and "
+        "it fails when that one ends: give fewer --nodes, or raise max_heads and max_workers in "
+        "cdk.json, and deploy"
+    ]
 
 
 def _check_reservation(deployment: Deployment, spec: JobSpec, pool: str) -> None:
@@ -682,12 +698,3 @@ def start(deployment: Deployment, plan: JobPlan) -> str:
         spec = dataclasses.replace(spec, code=address, code_sha256=sha256)
     deployment.jobs.start(job, spec)
     return job
-
-
-def new_id(run: str) -> str:
-    """An id for a job that can be read out, such as ``first-lusab-gutih``: 32 random bits after the
-    run's name, short enough for ECS's ``startedBy``."""
-    # Consonants and vowels in turn: proquints, arXiv:0901.4016.
-    words = "-".join("".join(map(random.choice, _PROQUINT)) for _ in range(2))
-    stem = re.sub(r"[^A-Za-z0-9_-]", "-", run)[: MAX_JOB_ID - len(words) - 1].rstrip("-_")
-    return f"{stem}-{words}"

@@ -13,7 +13,7 @@ from contract import runs
 from contract.command import is_launcher
 from contract.files import check_pattern
 from contract.job import DEFAULT_HANG_S
-from contract.nodes import Range
+from contract.nodes import ENV_WITH_RUN, Range
 from contract.times import DEFAULT_GRACE_S
 from trainctl.aws.errors import UsageError
 from trainctl.jobs import variables
@@ -59,8 +59,7 @@ class JobRequest:
             if option in ("--workers", "-w"):
                 raise UsageError(f"there is no option {option} here: see --nodes")
             raise UnknownOptionError(option, ())
-        env = variables.variables(options.env or [])
-        secrets = variables.secrets(options.secret or [])
+        env, secrets = _variables(options)
         # The recipe is checked before the name that begins with it: its error is the better one.
         if options.code is None:
             program = None
@@ -95,8 +94,6 @@ class JobRequest:
                     f"--not-secret is {each!r}: no file, variable or option of the command is "
                     "called so"
                 )
-        if both := env.keys() & secrets.keys():
-            raise UsageError(f"{', '.join(sorted(both))}: both --env and --secret give it")
         return cls(
             options=options,
             words=words,
@@ -106,6 +103,21 @@ class JobRequest:
             program=program,
             tuning=tuning,
         )
+
+
+def _variables(options: JobOptions) -> tuple[dict[str, str], dict[str, str]]:
+    """Variables, and names of secrets.
+
+    Raises:
+        InputError, UsageError: one is not usable, or has two values.
+    """
+    env = variables.variables(options.env or [])
+    secrets = variables.secrets(options.secret or [])
+    if both := env.keys() & secrets.keys():
+        raise UsageError(f"{', '.join(sorted(both))}: both --env and --secret give it")
+    if options.with_run and ENV_WITH_RUN in {*env, *secrets}:
+        raise UsageError(f"{ENV_WITH_RUN} is set by --with: leave one of them out")
+    return env, secrets
 
 
 def _tuning(options: JobOptions, words: Sequence[str]) -> Tuning | None:
@@ -172,4 +184,6 @@ def _check_recipe(words: Sequence[str]) -> Command:
             f"{words[0]} is no recipe: for your own code name its folder: --code . -- "
             + shlex.join(words)
         )
+    if words[0].endswith(".toml"):
+        raise UsageError(f"{words[0]} is no recipe: give a job file with -f")
     return parse_job(words)

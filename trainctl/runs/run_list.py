@@ -159,7 +159,8 @@ def files_of(bucket: DeploymentBucket, run: str) -> list[Stored]:
     """
     files = bucket.stored(runs.run_prefix(run))
     if not files:
-        raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs ls lists them")
+        command = "runs ls" if "://" in bucket.uri else "ls"
+        raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl {command} lists them")
     return files
 
 

@@ -206,9 +206,23 @@ class Pages:
         record = LiveRecord(self._deployment.bucket, run)
         return self._records.setdefault(run, record).curves()
 
+    def report(self, run: str) -> bytes | None:
+        """The report that a recipe has written, or the curves of a run so far, such as a program's
+        scalars, as a page that needs nothing else; None where there are none."""
+        content = self._deployment.bucket.read_of_run(run, REPORT_FILE)
+        if content is None and (curves := self._curves(run)):
+            page = _template().render(
+                title=run,
+                text="What it has recorded so far",
+                cards=_charts(curves),
+                style=style.css() + (_HERE / "ui.css").read_text("utf-8"),
+            )
+            content = page.encode("utf-8", "replace")
+        return content
+
     def _report(self, run: str) -> Page:
         with self._lock:
-            content = self._deployment.bucket.read_of_run(run, REPORT_FILE)
+            content = self.report(run)
         if content is None:
             raise UsageError(f"run {run!r} has no report: a recipe writes one when it ends")
         return Page(content, is_foreign=True)

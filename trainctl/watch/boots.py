@@ -46,15 +46,16 @@ def line(boot: Boot) -> str:
 def start_of(deployment: Deployment, job: JobExecution, tasks: Sequence[Task]) -> dict[str, float]:
     """Seconds of each part of a job's start, from its submission to its first step, as far as they
     are known. Of what goes on side by side, a second belongs to the part that ends next."""
-    heads = [task for task in tasks if task.is_head and task.started and not task.kept_until]
-    if not heads:
+    heads = [task for task in tasks if task.is_head and not task.kept_until]
+    if not heads or not heads[-1].started:
         return {}
-    moments = (heads[-1].created, heads[-1].pulled, heads[-1].started)
-    ends = {
-        name: moment.timestamp()
-        for name, moment in zip(("queue", "host", "image"), moments, strict=True)
-        if moment
+    moments = {
+        "queue": heads[0].created,
+        "lost attempts": heads[-1].created if len(heads) > 1 else None,
+        "host": heads[-1].pulled,
+        "image": heads[-1].started,
     }
+    ends = {name: moment.timestamp() for name, moment in moments.items() if moment}
     report = deployment.bucket.get(job_life(job.run, job.id)) or b""
     with suppress(InputError):
         ends |= Life.from_json(report.decode(errors="replace")).phases

@@ -13,6 +13,7 @@ from contract import exits, faults, runs
 from contract.errors import InputError
 from contract.instance_types import Prices
 from contract.job import Hold, JobStatus, Placement
+from contract.job_outcome import LOSS_CODES
 from contract.runs import PROGRESS_FILE
 from contract.text import counted, dollars, duration
 from contract.times import JOB_STOP_S
@@ -108,7 +109,7 @@ def watch(
             # A head replaces another one: that was lost, or its pool has no hosts.
             heads = [task for task in seen if task.is_head]
             if len(heads) > max(1, num_heads):
-                output.say(f"{_end_of_head(heads[-2])}; another one takes over")
+                output.say(f"{_end_of_head(heads[-2])}; another head takes over")
             num_heads = len(heads)
 
             # The log, of which the last line is a program's state.
@@ -145,7 +146,8 @@ def _say_start(deployment: Deployment, job: JobExecution, tasks: Sequence[Task])
 def _end_of_head(head: Task) -> str:
     """Reason why a head ended that another one replaces, in words."""
     # Of a job with several pools: the keeper's, with AWS's words.
-    return head.stopped_reason.partition("[no_capacity] ")[2] or "the head was lost"
+    refused = head.stopped_reason.partition("[no_capacity] ")[2]
+    return refused or LOSS_CODES.get(head.exit_code or 0, "the head was lost")
 
 
 def _line(

@@ -18,7 +18,7 @@ from contract.text import byte_size, counted, listed, significant
 from training.bandwidth.settings import BandwidthConfig
 from training.loop import metrics
 from training.loop.worker import Worker
-from training.record.events import Evaluation, Finished, Start, Stopped, phase
+from training.record.events import Evaluation, Finished, Start, Stopped, Warned, phase
 from training.record.result import Table
 from training.system.devices import transport
 
@@ -75,6 +75,9 @@ def train(worker: Worker, config: BandwidthConfig) -> None:
         ),
     )
 
+    if ranks == 1:
+        text = "a single worker sends nothing, and its bandwidth is 0: --workers 2 measures one"
+        worker.emit(Warned(message=text))
     _burn_in(config.burn_in_s, device, hosts)
     over, bus = "", 0.0
     rows: list[tuple[float, ...]] = []

@@ -187,9 +187,9 @@ def loss_plot(metrics: Metrics) -> Plot | None:
     _finish(axes, metrics)
     text = f"Training loss {losses[0]:.3g} at first, {losses[-1]:.3g} at step {last_step:,.0f}."
     if len(eval_losses):
-        text += f" Evaluation loss {eval_losses[-1]:.4g} at the end"
+        text += f" Evaluation loss {eval_losses[-1]:.4f} at the end"
         is_best = eval_losses[-1] == eval_losses.min()
-        text += ", its best." if is_best else f", {eval_losses.min():.4g} at best."
+        text += ", its best." if is_best else f", {eval_losses.min():.4f} at best."
     return finished("loss", "Loss", text, figure)
 
 

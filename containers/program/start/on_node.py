@@ -24,7 +24,7 @@ from typing import Final, Self
 from containers.host.machine import in_background
 from containers.program.files import scalars
 from containers.program.files.program_files import Mirror, open_mirror
-from containers.program.files.s3_files import PreparationStopped
+from containers.program.files.s3_files import PreparationStopped, open_bucket
 from containers.program.files.starts import ProgramStart
 from containers.program.start import code, shell
 from containers.program.start.process import NodeLog, ProgramProcess
@@ -362,11 +362,12 @@ class Launcher:
 
     def _run(self, place: NodePlace) -> None:
         at, trouble, code, failed = time.time(), None, exits.TERMINATED, list[str]()
-        record = f"{self._spec.storage}/{runs.run_prefix(self._spec.order.run)}"
-        is_first = place.rank == 0 and place.files is not None
-        read_last = scalars.start(self._base, record * is_first, self._hear)
+        read_last: Callable[[], None] | None = None
         try:
             self._prepare(place)
+            if place.rank == 0 and place.files is not None:
+                record = f"{self._spec.storage}/{runs.run_prefix(self._spec.order.run)}"
+                read_last = scalars.start(self._base, open_bucket(record), self._hear)
             program = self._begin(place)
             program.wait(lambda: self._kill_at)
             at, was_stopped = time.time(), self._is_ending
@@ -394,7 +395,8 @@ class Launcher:
             lost = self._save()
         except Exception as error:  # such as a disk that cannot be read
             lost = (f"all, because of {type(error).__name__}: {error}",)
-        read_last()
+        if read_last:
+            read_last()
         self._lost = lost
 
     def _save(self) -> tuple[str, ...]:

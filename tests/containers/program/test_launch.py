@@ -535,6 +535,7 @@ from pathlib import Path
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 for folder in ("runs/good", "more/good", "runs/torn"):
     writer = EventFileWriter(folder)
@@ -544,6 +545,12 @@ for folder in ("runs/good", "more/good", "runs/torn"):
     writer.close()
 (torn,) = Path("runs/torn").iterdir()
 torn.write_bytes(torn.read_bytes()[:-9])
+# None of them can be read; TensorBoard alone would read nothing beside them.
+with open("runs/tfevents", "wb") as file:
+    RecordWriter(file).write(b"\\xff")
+Path("runs/good/events.out.tfevents.0").symlink_to("nowhere")
+Path("runs/m\\udcfcll").mkdir()
+Path("runs/m\\udcfcll/tfevents").touch()
 """
 
 
@@ -561,10 +568,15 @@ def test_scalars_of_a_program_are_curves_of_its_run(
     assert found == [
         (f"Train/loss {name}", 199) for name in ("more/good", "runs/good", "runs/torn")
     ]
-    assert capfd.readouterr().out.count("warning: TensorBoard: Truncated record in ") == 1
+    out = capfd.readouterr().out
+    assert out.count("warning: TensorBoard: Truncated record in ") == 1
+    assert out.count(" is skipped: ") == 1
     s3.objects = {"runs/r1/config.json": b"{}"}
-    scalars.start(folder, "s3://bucket/runs/r1", print)()
+    said: list[str] = []
+    monkeypatch.setattr(scalars, "_MOST_CURVES", 2)
+    scalars.start(folder, Bucket("s3://bucket/runs/r1", s3), said.append)()
     assert len(s3.objects) == 1  # the record of a recipe stays
+    assert "warning: TensorBoard: 1 of 3 curves are left out" in said
 
 
 def test_a_notice_reaches_the_program_as_sigterm_with_the_time_left(
