@@ -9,7 +9,7 @@ import shlex
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -103,10 +103,10 @@ class Pages:
         self._ended = {
             name: row for name, row in rows.items() if row.job.is_over and row.usd is not None
         }
-        now = datetime.now(tz=UTC).date()
+        since = datetime.now(tz=UTC) - timedelta(days=1)
         order = sorted((rows[name] for name in names), key=_turn)
         turns = [_turn(row) for row in order]
-        today = sum(row.usd or 0 for row in order if row.job.began.date() == now)
+        usd = sum(row.usd or 0 for row in order if row.job.began > since)
         head = Markup('<a href="?by={0}">{0}</a>')
         # What orders rows by age, and what compares their runs.
         link = Markup('<a href="jobs/{}" data-run="{}" data-began="{}">{}</a>')
@@ -122,7 +122,7 @@ class Pages:
         ]
         return {
             "title": "Jobs",
-            "state": f"{turns.count(0)} running, {turns.count(1)} queued, {dollars(today)} today",
+            "state": f"{turns.count(0)} running, {turns.count(1)} queued, {dollars(usd)} in 24 h",
             "text": f"the newest {len(names)} in {self._deployment.account_id}, "
             f"{self._deployment.region}",
             "search": ("q", "Filter: failed anna"),
