@@ -150,6 +150,9 @@ class Bookkeeping:
     """Saves a checkpoint; called on every rank."""
     keep: Callable[[int], object]
     """Keeps the checkpoint of a step, which has been saved."""
+    prepare: Callable[[], object] = lambda: None
+    """Makes ready for saves, after the first step, on each rank by itself; not called in a run of a
+    single save, its last."""
     settle: Callable[[], None] = lambda: None
     """Makes the ranks' statistics equal before an evaluation or a checkpoint."""
     warnings: Callable[[], list[Warned]] = list
@@ -167,6 +170,7 @@ class Bookkeeping:
         start, end = self.position.step, self.course.total_steps
         self.steps = range(start, start if self._judge.is_over else end)
         """The steps to do, counted from 0."""
+        self._is_prepared = False
         self._num_bad = 0
         self._began = time.monotonic() - self.position.seconds
         self._timetable = Timetable(self.config.checkpoint_minutes)
@@ -232,6 +236,7 @@ class Bookkeeping:
             InputError: the run has diverged.
         """
         worker, num_done = self.worker, step + 1
+        self._prepare(num_done)
         evaluates, saves = self._evaluates(num_done), self._saves(num_done)
         is_due = not num_done % self.config.report_every or self._log.step_s > _SLOW_STEP_S
         if not (evaluates or saves or is_due):
@@ -280,6 +285,15 @@ class Bookkeeping:
             worker.emit(Stopped(step=num_done, seconds=self._seconds()))
             self.is_stopped = True
         return not (self.is_stopped or self._judge.is_over)
+
+    def _prepare(self, num_done: int) -> None:
+        """Make ready for saves once there will be one before that of the last step."""
+        left = self.course.total_steps - num_done
+        every = [self.save_every, *[self.evaluate_every] * self._judge.keeps]
+        by_time = self._timetable.is_half_over() and left > num_done - self.steps.start
+        if not self._is_prepared and (by_time or any(-num_done % each < left for each in every)):
+            self._is_prepared = True
+            self.prepare()
 
     def finish(
         self,
@@ -384,6 +398,10 @@ class Timetable:
 
     def is_due(self) -> bool:
         return self._every_s > 0 and self._clock() - self._saved_at >= self._every_s
+
+    def is_half_over(self) -> bool:
+        """True once half of the time until the next checkpoint has passed."""
+        return self._every_s > 0 and 2 * (self._clock() - self._saved_at) >= self._every_s
 
     def saved(self) -> None:
         """Take note that a checkpoint is being saved."""

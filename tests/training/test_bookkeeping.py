@@ -57,6 +57,8 @@ class Run:
     done: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     saved: list[Position] = field(default_factory=list)
+    prepared: list[int] = field(default_factory=list)
+    """Steps after which it was made ready for saves."""
     step: int = 0
     run_uri: str = "no/such/run"
     rank, world_size, device, fence = 0, 1, CPU, 0
@@ -106,6 +108,7 @@ class Run:
             evaluate=self._evaluate,
             save_every=self.saves_every,
             save=self._save,
+            prepare=lambda: self.prepared.append(self.step),
             keep=lambda step: self.done.append(f"kept {step}"),
             settle=lambda: self.done.append("settled"),
             num_bad_allowed=allowed,
@@ -164,6 +167,23 @@ def test_what_is_due_is_saved_with_the_losses_so_far_and_the_last_step_always(
     assert [step for step, _ in saved(Run(), by_time)] == [*range(1, 9)]
 
 
+def test_saves_are_prepared_after_the_first_step_unless_there_is_only_the_last() -> None:
+    def prepared(*, start: int = 0, saves_every: int = 8, **settings: Any) -> list[int]:
+        run = Run(saves_every=saves_every)
+        run.train(replace(CONFIG, **settings), start=start)
+        return run.prepared
+
+    assert prepared(saves_every=7) == [1]
+    assert prepared(saves_every=8) == []
+    assert prepared(saves_every=4, start=3) == [4], "before the save of this step"
+    assert prepared(saves_every=4, start=4) == []
+    assert prepared(keep_best="loss") == [1], "an evaluation may save"
+    assert prepared(checkpoint_minutes=1e-9) == [1]
+    assert prepared(checkpoint_minutes=1e9) == []
+    assert prepared(checkpoint_minutes=1e-9, start=5) == [6]
+    assert prepared(checkpoint_minutes=1e-9, start=6) == [], "it ends before the other half"
+
+
 def evaluation(step: int, loss: float) -> str:
     return json.dumps({"type": "evaluation", "step": step, "epoch": 1.0, "loss": loss}) + "\n"
 
@@ -202,11 +222,15 @@ def test_a_checkpoint_is_due_when_its_time_has_passed_since_the_last() -> None:
     now = [100.0]
     timetable = Timetable(15, clock=lambda: now[0])
     never = Timetable(0, clock=lambda: now[0])
-    now[0] += 899
+    now[0] += 449
+    assert not timetable.is_half_over()
+    now[0] += 450
+    assert timetable.is_half_over()
     assert not timetable.is_due()
     now[0] += 1
     assert timetable.is_due()
     assert not never.is_due()
+    assert not never.is_half_over()
     timetable.saved()
     assert not timetable.is_due()
     now[0] += 900

@@ -161,6 +161,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         evaluate_every=config.steps_between_evaluations(total_steps, feed.steps_per_epoch),
         evaluate=partial(held_out.evaluate, trained, worker),
         save_every=config.checkpoint_every or config.evaluate_every or feed.steps_per_epoch,
+        prepare=saver.prepare,
         save=saver.save,
         keep=saver.keep,
         num_bad_allowed=config.max_skipped_steps,
