@@ -224,6 +224,8 @@ class Bookkeeping:
         self._log.add(loss_sum=loss_sum, norm=norm, size=size)
         # Watching takes time: a watched step does not count in the means.
         self.timer.mark("optimizer", items=0 if self._watch.is_watching else items)
+        if self.timer.has_compiled():
+            self._gpu_use.drop()
 
     def after(self, step: int) -> bool:
         """Report, save and evaluate after ``step``, counted from 0, where any of them is due.
@@ -267,8 +269,10 @@ class Bookkeeping:
         if saves or evaluates:
             self.settle()
         if saves:
+            self._gpu_use.read(now=True)
             self._checkpoint(is_reported=evaluates)
             self.timer.mark("checkpoint")
+            self._gpu_use.drop()
 
         # Evaluate. The best checkpoint is kept.
         if evaluates:

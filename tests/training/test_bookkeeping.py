@@ -134,17 +134,28 @@ def test_an_epoch_is_saved_before_its_evaluation_and_the_model_published_last() 
     assert Run().train() == [*epoch, *(each.replace("4", "8") for each in epoch), *end]
 
 
-def test_use_of_the_gpu_is_read_at_reports_and_without_evaluations(
+def test_use_of_the_gpu_is_read_at_reports_and_is_that_of_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run, use = Run(), Mock()
     use.take.side_effect = lambda: 0.1 if run.done[-1] == "evaluated" else 0.9
+    use.drop.side_effect = lambda: run.done.append("dropped")
     monkeypatch.setattr(metrics, "GpuUse", lambda _: use)
-    run.train()
+    monkeypatch.setattr(metrics.StepTimer, "has_compiled", lambda _: run.step in (1, 5))
+    code = Mock()
+    monkeypatch.setattr(bookkeeping, "CompiledCode", Mock(return_value=code))
+    done = run.train()
     ranks = [each for each in run.events if isinstance(each, RankTimes)]
     assert [each.gpu_utilization for each in ranks] == [0.9, 0.9]
+    assert all(each.phases["checkpoint"] > 0 for each in ranks)
     assert use.read.call_count >= 4
+    use.read.assert_any_call(now=True)
     assert use.take.call_count == 4, "what an evaluation used is dropped"
+    before = ["", *done]
+    assert [before[number] for number, each in enumerate(done) if each == "dropped"] == [
+        *("", "saved 4", "Evaluation", "saved 8")
+    ]
+    assert code.keep.call_count >= 4, "what has been compiled, at each report"
 
 
 def saved(run: Run, config: DdpConfig = CONFIG) -> list[tuple[int, int]]:

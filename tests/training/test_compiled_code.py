@@ -4,12 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import ROOT
 from training.loop import compiled
+from training.record.events import Warned
 
 #: A start of a run: it compiles a function, unless an earlier start has left it.
 START = """
@@ -48,7 +51,12 @@ def hits_and_misses(run: Path, host: Path) -> list[int]:
     return [int(each) for each in done.stdout.split()]
 
 
-def test_what_cannot_be_compiled_is_counted() -> None:
+def test_what_cannot_be_compiled_is_counted_and_said(tmp_path: Path) -> None:
+    said: list[Warned] = []
+    worker: Any = SimpleNamespace(
+        run_uri=str(tmp_path), rank=0, device=torch.device("cpu"), emit=said.append
+    )
+
     def broken(*_: object) -> None:
         raise RuntimeError("no kernel")
 
@@ -58,7 +66,14 @@ def test_what_cannot_be_compiled_is_counted() -> None:
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
         assert compiled.uncompiled() == ""
         torch.compile(lambda x: x + 2, backend=broken)(torch.ones(2))
-        assert "could not compile 1 of" in compiled.uncompiled()
+        code = compiled.CompiledCode(worker, kind="ddp resnet18")
+        code.keep()
+        assert said == [], "compiled before"
+        torch.compile(lambda x: x + 3, backend=broken)(torch.ones(2))
+        code.keep()
+        code.keep()
+    (warning,) = said
+    assert "could not compile 2 of 3 parts" in warning.message
 
 
 @pytest.mark.slow
