@@ -2,7 +2,7 @@
 
     python -m benchmarks.on_gpu --to DIR [--only NAME ...]
 
-Each step is a command that a user could type, and takes four minutes at most; the most telling are
+Each step is a command that a user could type, and takes three minutes at most; the most telling are
 first. Its output goes into a file of its name below ``DIR``, and a table of results is printed at
 the end. The same command goes on where it was cut off: steps that worked are not done again. A step
 that fails does not keep the others from running.
@@ -43,8 +43,17 @@ class BenchmarkStep:
     words: str
     """``python`` stands for the interpreter that runs this, ``{gpus}`` for their number, ``{runs}``
     for the folder of the runs, ``{data}`` for FashionMNIST's."""
-    limit_s: int = 240
+    limit_s: int = 180
     least_gpus: int = 1
+
+
+def _beside(number: int) -> list[BenchmarkStep]:
+    """A round of the recipes beside other loops, most telling first."""
+    cases = ("ddp", "resnet50", "0.4b", "8b-lora", "1.3b")
+    words = "python -m benchmarks.gpu {} --data {{data}}"
+    return [
+        BenchmarkStep(name=f"{case}-beside-{number}", words=words.format(case)) for case in cases
+    ]
 
 
 STEPS: Final = (
@@ -54,12 +63,11 @@ STEPS: Final = (
         "sys.exit(hardware.gpu_faults({gpus}) or 0)'",
         limit_s=120,
     ),
+    *_beside(1),
     BenchmarkStep(
-        name="gpu_fsdp-0.4b", words="python -m benchmarks.gpu_fsdp --cases 0.4b --profile"
+        name="second-start", words="python -m benchmarks.gpu 0.4b --loops recipe --rounds 2"
     ),
-    BenchmarkStep(
-        name="gpu_fsdp-1.3b", words="python -m benchmarks.gpu_fsdp --cases 1.3b --profile"
-    ),
+    *_beside(2),
     BenchmarkStep(
         name="bandwidth", words=f"{_LAUNCH} bandwidth --local --run links --json", least_gpus=2
     ),
@@ -68,11 +76,7 @@ STEPS: Final = (
         name="fashion",
         words=f"{_LAUNCH} ddp --local --run posts --json --data {{data}} --preset tuned",
     ),
-    BenchmarkStep(
-        name="fashion-graphs",
-        words=f"{_LAUNCH} ddp --local --run graphs --json --data {{data}} --preset tuned --compile",
-    ),
-    BenchmarkStep(name="dolly", words="python -m benchmarks.gpu_fsdp --cases 6.9b --loops recipe"),
+    BenchmarkStep(name="dolly", words="python -m benchmarks.gpu 6.9b --loops recipe"),
     BenchmarkStep(
         name="resnet50",
         words=f"{_PICTURES} --run resnet50 --batch-per-worker 256 --synthetic-images 15360",

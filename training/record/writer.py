@@ -473,7 +473,7 @@ class RunRecord:
         seconds = end.seconds if end else self._seconds(evaluation)
 
         def median(name: str) -> float | None:
-            """Of the evaluations; before the first step there is no speed."""
+            """Median over the evaluations that have it: that before the first step has no speed."""
             found = [value for each in evaluations if (value := getattr(each, name))]
             return statistics.median(found) if found else None
 
