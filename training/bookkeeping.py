@@ -153,6 +153,8 @@ class Bookkeeping:
     prepare: Callable[[], object] = lambda: None
     """Makes ready for saves, after the first step, on each rank by itself; not called in a run of a
     single save, its last."""
+    compiled: CompiledCode | None = None
+    """Artifacts of the compiler, where the recipe has compiled before its first step."""
     settle: Callable[[], None] = lambda: None
     """Makes the ranks' statistics equal before an evaluation or a checkpoint."""
     warnings: Callable[[], list[Warned]] = list
@@ -181,9 +183,7 @@ class Bookkeeping:
             device, world_size=self.worker.world_size, evaluates=self._evaluates
         )
         self.timer = metrics.StepTimer(_PHASES, device)
-        settings = self.config.to_json()
-        kind = f"{settings['recipe']} {settings['model']}" if settings.get("compile") else ""
-        self._compiled = CompiledCode(self.worker, kind=kind)
+        self._compiled = self.compiled or CompiledCode(self.worker, self.config.to_json())
 
     def _judged(self) -> Judge:
         """The evaluations so far. One that the record lacks, because the run ended between a save
