@@ -1,7 +1,7 @@
 """Benchmark of the recipes on one GPU beside loops of someone who knows torch: tokens or pictures a
 second, use of the GPU, memory, losses, and the time to the first steps.
 
-    python -m benchmarks.gpu CASE [--loops recipe plain] [--rounds N]
+    python -m benchmarks.gpu CASE [--alone] [--rounds N]
 
 The recipe runs as a user would start it, until the last timed step. Its peer:
 
@@ -37,16 +37,17 @@ import torch.nn.functional as F
 from benchmarks import rank_groups
 from benchmarks.images import write_pictures
 from benchmarks.tables import report, say
+from contract.instance_types import INSTANCE_TYPES
 from contract.nodes import Range
 from contract.runs import RunPaths
-from training import recipes
+from training import plan, recipes
 from training.command import read_command
 from training.data import PYTHON_HELP, augmentation, small_images
 from training.data.feed import feed_of
 from training.fsdp import inputs
 from training.loop import metrics
 from training.loop.optimizers import decay_groups
-from training.models import language_models, model_weights, picture_models, pretrained
+from training.models import estimates, language_models, model_weights, picture_models, pretrained
 from training.models.model_shapes import SHAPES
 from training.models.resnet import ResNet18
 from training.record.events import Event, Step
@@ -78,11 +79,8 @@ def _llama(hidden: int, layers: int, heads: int, kv: int, wide: int, vocab: int)
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv,
-        "head_dim": hidden // heads,
         "intermediate_size": wide,
         "vocab_size": vocab,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": False,
     }
 
 
@@ -241,6 +239,7 @@ def train_text(watch: Watch, config: Any) -> LoopFigures:
         seed=config.seed,
     )
     model: Any = language_models.build_on_meta(pretrained.model_config(config.model, runs=""))
+    model.config.use_cache = False
     model_weights.allocate(model, _DEVICE)
     model_weights.initialise(model, seed=config.seed)
     if config.lora_rank:
@@ -273,7 +272,7 @@ def train_text(watch: Watch, config: Any) -> LoopFigures:
                 if has_liger:
                     loss = model(input_ids=ids, labels=ids, shift_labels=labels).loss
                 else:
-                    loss = loss_of(model(input_ids=ids, use_cache=False).logits, labels)
+                    loss = loss_of(model(input_ids=ids).logits, labels)
             (loss / len(passes)).backward()
             losses[-1] += loss.detach() / len(passes)
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
@@ -286,7 +285,6 @@ def adapted(model: Any, rank: int) -> Any:
     """A model with peft's adapters, in fp32, beside all its linear layers."""
     from peft import LoraConfig, get_peft_model
 
-    model.config.use_cache = False
     adapters = LoraConfig(
         r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"
     )
@@ -314,7 +312,7 @@ def train_pictures(watch: Watch, config: Any) -> LoopFigures:
             logits = forward(pictures).logits
         found = F.cross_entropy(logits.float(), labels)
         found.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 5.0, foreach=True)
+        torch.nn.utils.clip_grad_norm_(parameters, 5.0)
         optimizer.step()
         # A graph writes gradients to fixed addresses: they are zeroed, not dropped.
         optimizer.zero_grad(set_to_none=False)
@@ -396,6 +394,19 @@ def write_tree(folder: Path, num: int) -> None:
             os.link(path, path.with_name(f"{number}-{path.name}"))
 
 
+def planned(config: Any) -> dict[str, float] | None:
+    """Figures of the plan for this GPU, where it is known."""
+    name = torch.cuda.get_device_name() if _ON_GPU else ""
+    for machine in INSTANCE_TYPES.values():
+        if config.recipe == "fsdp" and machine.gpu and machine.gpu.name == name:
+            shape = plan.shape_of(config.model, asks_hub=False)
+            found = estimates.make(
+                shape, estimates.Setup.of(config.to_json(), machine, num_workers=1)
+            )
+            return {"per_s": found.tokens_per_s, "peak_memory_bytes": found.memory.total}
+    return None
+
+
 # --- all ------------------------------------------------------------------------------------------
 LOOPS: Final = {"recipe": run_recipe, "plain": run_plain}
 
@@ -413,18 +424,20 @@ def measure(case: Case, loops: Sequence[str], data: str, rounds: int) -> dict[st
             for name in loops:
                 if name == "recipe":
                     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/compiled-{number}"
-                [figures] = rank_groups.run(1, LOOPS[name], case, folder, data)
+                found[name] += rank_groups.run(1, LOOPS[name], case, folder, data)
                 os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
-                say(f"{name}: {figures}")
-                found[name].append(figures)
+                say(f"{name}: {found[name][-1]}")
+        plan_of_this = planned(config_of(case, folder, data))
     speeds = {
         name: statistics.median(each.per_s for each in figures) for name, figures in found.items()
     }
     ready = [each.ready_s for each in found["recipe"]]
     return {
+        "benchmark": "gpu",
         "ratio": speeds["recipe"] / speeds["plain"] if speeds.get("plain") else 0.0,
         "ready_of_second_start": ready[1] / ready[0] if rounds > 1 and ready[0] else None,
         **speeds,
+        "plan": plan_of_this,
         "rounds": {name: [asdict(each) for each in figures] for name, figures in found.items()},
     }
 
@@ -432,18 +445,12 @@ def measure(case: Case, loops: Sequence[str], data: str, rounds: int) -> dict[st
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("case", choices=CASES)
-    parser.add_argument("--loops", nargs="+", choices=LOOPS, default=[*LOOPS], metavar="LOOP")
-    parser.add_argument("--rounds", type=int, default=1, help="of each loop")
-    parser.add_argument("--data", default="fashion-mnist", help="of ddp")
+    parser.add_argument("--alone", action="store_true", help="the recipe without its peer")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--data", default="fashion-mnist")
     options = parser.parse_args()
-    case = CASES[options.case]
-    result = {
-        "benchmark": "gpu",
-        "case": options.case,
-        "device": torch.cuda.get_device_name() if _ON_GPU else "CPU: per CPU second",
-        **measure(case, options.loops, options.data, options.rounds),
-    }
-    report(result)
+    loops = [*LOOPS][: 2 - options.alone]
+    report(measure(CASES[options.case], loops, options.data, options.rounds))
     return 0
 
 

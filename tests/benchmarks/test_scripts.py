@@ -30,7 +30,6 @@ def printed(*command: str) -> dict[str, Any]:
 @pytest.mark.parametrize("case", ["12m", "12m-lora", "small-ddp"])
 def test_the_recipes_and_their_peers_on_a_gpu_train_alike_on_a_cpu(case: str) -> None:
     found = printed("benchmarks.gpu", case)
-    assert found["device"].startswith("CPU")
     (own,), (peer,) = (found["rounds"][name] for name in ("recipe", "plain"))
     assert found["ratio"] == own["per_s"] / peer["per_s"] > 0
     if case == "12m":  # the others begin with weights of their own
