@@ -16,7 +16,7 @@ import io
 import os
 import pickle
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final, Self, cast
 
@@ -231,7 +231,7 @@ class Share:
         self.metadata: Any = None
         """Torch's, of a checkpoint, once they have: all but where the entries lie."""
 
-    def prepare(self, tensors: Iterable[torch.Tensor], device: torch.device) -> None:
+    def prepare(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
         """Begin to make the buffers for tensors in a thread, before the first ``copy``.
 
         For a GPU they are pinned, at 2.6 GB/s: more than the copy of a single save is worth.
@@ -239,11 +239,11 @@ class Share:
         if self._shapes:
             return
         self._stager = _stager(pinned=device.type == "cuda")
-        here = [_local(each.detach()) for each in tensors]
-        self._making = threading.Thread(target=self._make, args=(here, device), name="buffers")
+        self._making = threading.Thread(target=self._make, args=(tensors, device), name="buffers")
         self._making.start()
 
-    def _make(self, tensors: list[torch.Tensor], device: torch.device) -> None:
+    @torch.no_grad()
+    def _make(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
         # Torch's stager makes a buffer where it first copies to it: this copy is overwritten.
         try:
             # A stream of this rank's GPU, on which training does not wait.
@@ -254,7 +254,7 @@ class Share:
                     if self._stops.is_set() or not threading.main_thread().is_alive():
                         return
                     some = tensors[begin : begin + _AT_ONCE]
-                    self._stager.stage(dict(enumerate(some)))  # type: ignore[arg-type]
+                    self._stager.stage({str(id(each)): _local(each) for each in some})
         except Exception as error:  # returned by ``stop``
             self._failure = error
 
