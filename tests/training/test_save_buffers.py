@@ -154,6 +154,44 @@ def test_only_buffers_for_several_saves_of_a_gpu_are_pinned(
     assert kinds[1:] == [False, False, False, True]
 
 
+class EightBits(torch.Tensor):
+    """As torchao 0.18's ``OptimState8bit``: made of other tensors, with few operations."""
+
+    def __new__(cls, codes: torch.Tensor) -> "EightBits":
+        make: Any = torch.Tensor._make_wrapper_subclass
+        found: EightBits = make(cls, codes.shape, dtype=torch.float32)
+        return found
+
+    def __init__(self, codes: torch.Tensor) -> None:
+        self.codes = codes
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes"], None
+
+    @staticmethod
+    def __tensor_unflatten__(tensors: Any, *_: object) -> "EightBits":
+        return EightBits(tensors["codes"])
+
+    @classmethod
+    def __torch_dispatch__(cls, operation: Any, *_: object) -> Any:
+        if operation is torch.ops.aten.is_pinned.default:
+            return False
+        raise NotImplementedError(operation)
+
+
+def test_moments_in_8_bits_are_copied_to_buffers_too() -> None:
+    codes, share = torch.arange(4, dtype=torch.uint8), Share()
+    state = {"moments": EightBits(codes)}
+    share.prepare([*state.values()], CPU)
+    wait(share)
+    assert share.stop() is None
+    share.copy(state)
+    codes += 1
+    copied = share.entries["moments"]
+    assert isinstance(copied, EightBits)
+    assert copied.codes.tolist() == [0, 1, 2, 3]
+
+
 def fail_beside(made: Path) -> None:
     """Fail while buffers are made, each of which takes until then."""
 

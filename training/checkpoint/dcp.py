@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.serialization import config
 
 from contract.errors import InputError
@@ -209,7 +210,22 @@ def _stager(*, pinned: bool) -> DefaultStager:
 
 
 def _local(value: Any) -> Any:
-    return value.to_local() if isinstance(value, DTensor) else value
+    """This rank's part of a value: a tensor, or, of moments in 8 bits, the tensors by name that they
+    are made of, which torch's stager cannot copy as one."""
+    here = value.to_local() if isinstance(value, DTensor) else value
+    if not is_traceable_wrapper_subclass(here):
+        return here
+    names, _ = here.__tensor_flatten__()
+    return {name: getattr(here, name) for name in names}
+
+
+def _whole(value: Any, copied: Any) -> Any:
+    """The copy of a value, from that of its ``_local``."""
+    here = value.to_local() if isinstance(value, DTensor) else value
+    if not is_traceable_wrapper_subclass(here):
+        return copied
+    _, context = here.__tensor_flatten__()
+    return type(here).__tensor_unflatten__(copied, context, here.shape, here.stride())
 
 
 class Share:
@@ -278,7 +294,8 @@ class Share:
             self._plan = planner.create_local_plan()
         # Of a DTensor only what is here: torch would copy its mesh too, each time.
         here: StateDict = {name: _local(value) for name, value in live.items()}
-        self.entries = cast(StateDict, self._stager.stage(here))
+        copied = cast(StateDict, self._stager.stage(here))
+        self.entries = {name: _whole(live[name], each) for name, each in copied.items()}
         return self
 
     def plan(self, group: dist.ProcessGroup) -> None:
