@@ -210,8 +210,8 @@ def _stager(*, pinned: bool) -> DefaultStager:
 
 
 def _local(value: Any) -> Any:
-    """This rank's part of a value: a tensor, or, of moments in 8 bits, the tensors by name that they
-    are made of, which torch's stager cannot copy as one."""
+    """This rank's part of a value: a tensor, or, of moments in 8 bits, the tensors that they are
+    made of, by name: torch's stager cannot copy them as one."""
     here = value.to_local() if isinstance(value, DTensor) else value
     if not is_traceable_wrapper_subclass(here):
         return here
