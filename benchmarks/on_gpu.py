@@ -2,7 +2,7 @@
 
     python -m benchmarks.on_gpu --to DIR [--only NAME ...]
 
-Each step is a command that a user could type, and takes four minutes at most; the most telling are
+Each step is a command that a user could type, and takes three minutes at most; the most telling are
 first. Its output goes into a file of its name below ``DIR``, and a table of results is printed at
 the end. The same command goes on where it was cut off: steps that worked are not done again. A step
 that fails does not keep the others from running.
@@ -24,27 +24,30 @@ from typing import Final
 from benchmarks.tables import report, say
 from training.system import devices
 
+_LIMIT_S: Final = 180
 _LAUNCH: Final = "python -m training.launch"
-#: Three epochs of pictures that are made on the GPU: in the first cuDNN chooses its algorithms, and
-#: the result has the median.
-_PICTURES: Final = (
-    f"{_LAUNCH} imagenet --local --preset resnet50 --json --epochs 3 --checkpoint-every-epochs 3 "
-    "--image-size 224 --first-size 0"
-)
 #: On the built-in text, as bytes: no download.
 _FSDP: Final = f"{_LAUNCH} fsdp --local --model new:160m --seq-len 512 --max-steps 20 --json --run"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchmarkStep:
-    """A command, and its time limit."""
+    """A command."""
 
     name: str
     words: str
     """``python`` stands for the interpreter that runs this, ``{gpus}`` for their number, ``{runs}``
     for the folder of the runs, ``{data}`` for FashionMNIST's."""
-    limit_s: int = 240
     least_gpus: int = 1
+
+
+def _beside(number: int) -> list[BenchmarkStep]:
+    """A round of the recipes beside other loops, most telling first."""
+    cases = ("ddp", "resnet50", "0.4b", "8b-lora", "1.3b")
+    words = "python -m benchmarks.gpu {} --data {{data}}"
+    return [
+        BenchmarkStep(name=f"{case}-beside-{number}", words=words.format(case)) for case in cases
+    ]
 
 
 STEPS: Final = (
@@ -52,14 +55,10 @@ STEPS: Final = (
         name="gpus",
         words="python -c 'import sys; from containers.host import hardware; "
         "sys.exit(hardware.gpu_faults({gpus}) or 0)'",
-        limit_s=120,
     ),
-    BenchmarkStep(
-        name="gpu_fsdp-0.4b", words="python -m benchmarks.gpu_fsdp --cases 0.4b --profile"
-    ),
-    BenchmarkStep(
-        name="gpu_fsdp-1.3b", words="python -m benchmarks.gpu_fsdp --cases 1.3b --profile"
-    ),
+    *_beside(1),
+    BenchmarkStep(name="second-start", words="python -m benchmarks.gpu 0.4b --alone --rounds 2"),
+    *_beside(2),
     BenchmarkStep(
         name="bandwidth", words=f"{_LAUNCH} bandwidth --local --run links --json", least_gpus=2
     ),
@@ -68,19 +67,14 @@ STEPS: Final = (
         name="fashion",
         words=f"{_LAUNCH} ddp --local --run posts --json --data {{data}} --preset tuned",
     ),
-    BenchmarkStep(
-        name="fashion-graphs",
-        words=f"{_LAUNCH} ddp --local --run graphs --json --data {{data}} --preset tuned --compile",
-    ),
-    BenchmarkStep(name="dolly", words="python -m benchmarks.gpu_fsdp --cases 6.9b --loops recipe"),
-    BenchmarkStep(
-        name="resnet50",
-        words=f"{_PICTURES} --run resnet50 --batch-per-worker 256 --synthetic-images 15360",
-    ),
+    BenchmarkStep(name="dolly", words="python -m benchmarks.gpu 6.9b --alone"),
+    # Pictures that are made on the GPU: in the first epoch cuDNN chooses its algorithms, and the
+    # result has the median.
     BenchmarkStep(
         name="b7",
-        words=f"{_PICTURES} --run b7 --model efficientnet-b7 --batch-per-worker 64 "
-        "--synthetic-images 3840",
+        words=f"{_LAUNCH} imagenet --local --preset resnet50 --json --epochs 3 --image-size 224 "
+        "--checkpoint-every-epochs 3 --first-size 0 --run b7 --model efficientnet-b7 "
+        "--batch-per-worker 64 --synthetic-images 3840",
     ),
     # What is saved on a GPU can be loaded, exported and used.
     BenchmarkStep(name="ddp", words=f"{_LAUNCH} ddp --local --run images --json"),
@@ -127,8 +121,8 @@ def main() -> int:
             say(f"{step.name}: left out, it needs more GPUs")
             continue
         words = command(step, gpus=len(gpus), runs=folder / "runs", data=options.data)
-        outcomes[step.name] = run(words, folder / f"{step.name}.txt", limit_s=step.limit_s)
-        say(f"{step.name}: {in_words(outcomes[step.name])}")
+        outcomes[step.name] = run(words, folder / f"{step.name}.txt", limit_s=_LIMIT_S)
+        say(f"{step.name}: {outcomes[step.name]}")
         result = summed_up(outcomes, gpus)
         summary.write_text(json.dumps(result, indent=1), encoding="utf-8")
     report(summed_up(outcomes, gpus))
@@ -185,14 +179,6 @@ def run(words: Sequence[str], into: Path, *, limit_s: int) -> StepOutcome:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
     return StepOutcome(exit_code=code, seconds=round(time.monotonic() - began, 1))
-
-
-def in_words(outcome: StepOutcome) -> str:
-    """``worked, 41 s``."""
-    how = {0: "worked", None: "did not end in time"}.get(
-        outcome.exit_code, f"failed with exit code {outcome.exit_code}"
-    )
-    return f"{how}, {outcome.seconds:.0f} s"
 
 
 if __name__ == "__main__":

@@ -150,6 +150,11 @@ class Bookkeeping:
     """Saves a checkpoint; called on every rank."""
     keep: Callable[[int], object]
     """Keeps the checkpoint of a step, which has been saved."""
+    prepare: Callable[[], object] = lambda: None
+    """Makes ready for saves, after the first step, on each rank by itself; not called in a run of a
+    single save, its last."""
+    compiled: CompiledCode | None = None
+    """Artifacts of the compiler, where the recipe has compiled before its first step."""
     settle: Callable[[], None] = lambda: None
     """Makes the ranks' statistics equal before an evaluation or a checkpoint."""
     warnings: Callable[[], list[Warned]] = list
@@ -167,6 +172,7 @@ class Bookkeeping:
         start, end = self.position.step, self.course.total_steps
         self.steps = range(start, start if self._judge.is_over else end)
         """The steps to do, counted from 0."""
+        self._is_prepared = False
         self._num_bad = 0
         self._began = time.monotonic() - self.position.seconds
         self._timetable = Timetable(self.config.checkpoint_minutes)
@@ -177,9 +183,7 @@ class Bookkeeping:
             device, world_size=self.worker.world_size, evaluates=self._evaluates
         )
         self.timer = metrics.StepTimer(_PHASES, device)
-        settings = self.config.to_json()
-        kind = f"{settings['recipe']} {settings['model']}" if settings.get("compile") else ""
-        self._compiled = CompiledCode(self.worker, kind=kind)
+        self._compiled = self.compiled or CompiledCode(self.worker, self.config.to_json())
 
     def _judged(self) -> Judge:
         """The evaluations so far. One that the record lacks, because the run ended between a save
@@ -220,6 +224,8 @@ class Bookkeeping:
         self._log.add(loss_sum=loss_sum, norm=norm, size=size)
         # Watching takes time: a watched step does not count in the means.
         self.timer.mark("optimizer", items=0 if self._watch.is_watching else items)
+        if self.timer.has_compiled():
+            self._gpu_use.drop()
 
     def after(self, step: int) -> bool:
         """Report, save and evaluate after ``step``, counted from 0, where any of them is due.
@@ -232,6 +238,7 @@ class Bookkeeping:
             InputError: the run has diverged.
         """
         worker, num_done = self.worker, step + 1
+        self._prepare(num_done)
         evaluates, saves = self._evaluates(num_done), self._saves(num_done)
         is_due = not num_done % self.config.report_every or self._log.step_s > _SLOW_STEP_S
         if not (evaluates or saves or is_due):
@@ -262,8 +269,10 @@ class Bookkeeping:
         if saves or evaluates:
             self.settle()
         if saves:
+            self._gpu_use.read(now=True)
             self._checkpoint(is_reported=evaluates)
             self.timer.mark("checkpoint")
+            self._gpu_use.drop()
 
         # Evaluate. The best checkpoint is kept.
         if evaluates:
@@ -280,6 +289,15 @@ class Bookkeeping:
             worker.emit(Stopped(step=num_done, seconds=self._seconds()))
             self.is_stopped = True
         return not (self.is_stopped or self._judge.is_over)
+
+    def _prepare(self, num_done: int) -> None:
+        """Make ready for saves once there will be one before that of the last step."""
+        left = self.course.total_steps - num_done
+        every = [self.save_every, *[self.evaluate_every] * self._judge.keeps]
+        by_time = self._timetable.is_half_over() and left > num_done - self.steps.start
+        if not self._is_prepared and (by_time or any(-num_done % each < left for each in every)):
+            self._is_prepared = True
+            self.prepare()
 
     def finish(
         self,
@@ -384,6 +402,10 @@ class Timetable:
 
     def is_due(self) -> bool:
         return self._every_s > 0 and self._clock() - self._saved_at >= self._every_s
+
+    def is_half_over(self) -> bool:
+        """True once half of the time until the next checkpoint has passed."""
+        return self._every_s > 0 and 2 * (self._clock() - self._saved_at) >= self._every_s
 
     def saved(self) -> None:
         """Take note that a checkpoint is being saved."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import on_gpu
+from benchmarks import gpu, on_gpu
 from training import command as commands
 
 
@@ -23,6 +23,7 @@ def test_each_step_is_a_command_of_this_code(step: on_gpu.BenchmarkStep, tmp_pat
         assert parsed.json
     elif words[1] == "-m":
         assert importlib.util.find_spec(words[2]) is not None
+        assert words[2] != "benchmarks.gpu" or words[3] in gpu.CASES
     else:
         compile(words[2], step.name, "exec")
     assert not any("{" in word for word in words)

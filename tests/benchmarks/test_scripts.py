@@ -27,18 +27,15 @@ def printed(*command: str) -> dict[str, Any]:
     return found
 
 
-def test_the_script_for_gpus_runs_on_a_cpu_and_trains_what_the_trainer_of_transformers_does() -> (
-    None
-):
-    found = printed("benchmarks.gpu_fsdp", "--steps", "5", "--rounds", "1")
-    assert found["device"].startswith("CPU")
-    [case] = found["cases"]
-    ways = case["recipe"], case["plain"], case["trainer"]
-    speeds = [each["tokens_per_s"] for each in ways]
-    assert found["ratio"] == min(speeds[0] / each for each in speeds[1:])
-    assert all(each["mfu"] is None and not each["failure"] for each in ways)
-    assert ways[0]["losses"][-1] < ways[0]["losses"][0]
-    assert case["largest_difference_of_losses"] < 1e-4
+@pytest.mark.parametrize("case", ["12m", "12m-lora", "small-ddp"])
+def test_the_recipes_and_their_peers_on_a_gpu_train_alike_on_a_cpu(case: str) -> None:
+    found = printed("benchmarks.gpu", case)
+    (own,), (peer,) = (found["rounds"][name] for name in ("recipe", "plain"))
+    assert found["ratio"] == own["per_s"] / peer["per_s"] > 0
+    if case == "12m":  # the others begin with weights of their own
+        assert own["losses"] == pytest.approx(peer["losses"], rel=1e-4)
+    for each in (own, peer):
+        assert each["losses"][-1] < each["losses"][0]
 
 
 def test_pictures_that_were_packed_raw_cost_less_than_the_plain_way() -> None:

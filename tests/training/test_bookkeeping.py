@@ -57,6 +57,8 @@ class Run:
     done: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     saved: list[Position] = field(default_factory=list)
+    prepared: list[int] = field(default_factory=list)
+    """Steps after which it was made ready for saves."""
     step: int = 0
     run_uri: str = "no/such/run"
     rank, world_size, device, fence = 0, 1, CPU, 0
@@ -106,6 +108,7 @@ class Run:
             evaluate=self._evaluate,
             save_every=self.saves_every,
             save=self._save,
+            prepare=lambda: self.prepared.append(self.step),
             keep=lambda step: self.done.append(f"kept {step}"),
             settle=lambda: self.done.append("settled"),
             num_bad_allowed=allowed,
@@ -131,17 +134,28 @@ def test_an_epoch_is_saved_before_its_evaluation_and_the_model_published_last() 
     assert Run().train() == [*epoch, *(each.replace("4", "8") for each in epoch), *end]
 
 
-def test_use_of_the_gpu_is_read_at_reports_and_without_evaluations(
+def test_use_of_the_gpu_is_read_at_reports_and_is_that_of_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run, use = Run(), Mock()
     use.take.side_effect = lambda: 0.1 if run.done[-1] == "evaluated" else 0.9
+    use.drop.side_effect = lambda: run.done.append("dropped")
     monkeypatch.setattr(metrics, "GpuUse", lambda _: use)
-    run.train()
+    monkeypatch.setattr(metrics.StepTimer, "has_compiled", lambda _: run.step in (1, 5))
+    code = Mock()
+    monkeypatch.setattr(bookkeeping, "CompiledCode", Mock(return_value=code))
+    done = run.train()
     ranks = [each for each in run.events if isinstance(each, RankTimes)]
     assert [each.gpu_utilization for each in ranks] == [0.9, 0.9]
+    assert all(each.phases["checkpoint"] > 0 for each in ranks)
     assert use.read.call_count >= 4
+    use.read.assert_any_call(now=True)
     assert use.take.call_count == 4, "what an evaluation used is dropped"
+    before = ["", *done]
+    assert [before[number] for number, each in enumerate(done) if each == "dropped"] == [
+        *("", "saved 4", "Evaluation", "saved 8")
+    ]
+    assert code.keep.call_count >= 4, "what has been compiled, at each report"
 
 
 def saved(run: Run, config: DdpConfig = CONFIG) -> list[tuple[int, int]]:
@@ -162,6 +176,23 @@ def test_what_is_due_is_saved_with_the_losses_so_far_and_the_last_step_always(
     assert saved(Run(), by_time) == [(1, 8), (2, 16), (4, 0), (6, 16), (8, 0)]
     monkeypatch.setattr(bookkeeping, "_SLOW_STEP_S", -1.0)
     assert [step for step, _ in saved(Run(), by_time)] == [*range(1, 9)]
+
+
+def test_saves_are_prepared_after_the_first_step_unless_there_is_only_the_last() -> None:
+    def prepared(*, start: int = 0, saves_every: int = 8, **settings: Any) -> list[int]:
+        run = Run(saves_every=saves_every)
+        run.train(replace(CONFIG, **settings), start=start)
+        return run.prepared
+
+    assert prepared(saves_every=7) == [1]
+    assert prepared(saves_every=8) == []
+    assert prepared(saves_every=4, start=3) == [4], "before the save of this step"
+    assert prepared(saves_every=4, start=4) == []
+    assert prepared(keep_best="loss") == [1], "an evaluation may save"
+    assert prepared(checkpoint_minutes=1e-9) == [1]
+    assert prepared(checkpoint_minutes=1e9) == []
+    assert prepared(checkpoint_minutes=1e-9, start=5) == [6]
+    assert prepared(checkpoint_minutes=1e-9, start=6) == [], "it ends before the other half"
 
 
 def evaluation(step: int, loss: float) -> str:
@@ -202,11 +233,15 @@ def test_a_checkpoint_is_due_when_its_time_has_passed_since_the_last() -> None:
     now = [100.0]
     timetable = Timetable(15, clock=lambda: now[0])
     never = Timetable(0, clock=lambda: now[0])
-    now[0] += 899
+    now[0] += 449
+    assert not timetable.is_half_over()
+    now[0] += 450
+    assert timetable.is_half_over()
     assert not timetable.is_due()
     now[0] += 1
     assert timetable.is_due()
     assert not never.is_due()
+    assert not never.is_half_over()
     timetable.saved()
     assert not timetable.is_due()
     now[0] += 900

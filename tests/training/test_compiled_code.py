@@ -4,12 +4,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.conftest import ROOT
+from tests.training.local_runs import trained
+from tests.training.test_compiled_blocks import TEXT, config_of
+from training.bookkeeping import Score
+from training.fsdp import train as fsdp
+from training.fsdp.held_out import HeldOut
 from training.loop import compiled
+from training.record.events import Warned
 
 #: A start of a run: it compiles a function, unless an earlier start has left it.
 START = """
@@ -20,7 +30,7 @@ from torch._dynamo.utils import counters
 from training.loop.compiled import CompiledCode
 
 worker = SimpleNamespace(run_uri=sys.argv[1], rank=0, device=torch.device("cpu"))
-code = CompiledCode(worker, kind="ddp resnet18")
+code = CompiledCode(worker, {"recipe": "ddp", "model": "resnet18", "compile": True})
 wave = torch.compile(lambda x: (x.sin() + x.cos()).sum())
 wave(torch.ones(64, requires_grad=True)).backward()
 code.keep()
@@ -48,7 +58,12 @@ def hits_and_misses(run: Path, host: Path) -> list[int]:
     return [int(each) for each in done.stdout.split()]
 
 
-def test_what_cannot_be_compiled_is_counted() -> None:
+def test_what_cannot_be_compiled_is_counted_and_said(tmp_path: Path) -> None:
+    said: list[Warned] = []
+    worker: Any = SimpleNamespace(
+        run_uri=str(tmp_path), rank=0, device=torch.device("cpu"), emit=said.append
+    )
+
     def broken(*_: object) -> None:
         raise RuntimeError("no kernel")
 
@@ -58,7 +73,34 @@ def test_what_cannot_be_compiled_is_counted() -> None:
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
         assert compiled.uncompiled() == ""
         torch.compile(lambda x: x + 2, backend=broken)(torch.ones(2))
-        assert "could not compile 1 of" in compiled.uncompiled()
+        code = compiled.CompiledCode(
+            worker, {"recipe": "ddp", "model": "resnet18", "compile": True}
+        )
+        code.keep()
+        assert said == [], "compiled before"
+        torch.compile(lambda x: x + 3, backend=broken)(torch.ones(2))
+        code.keep()
+        code.keep()
+    (warning,) = said
+    assert "could not compile 2 of 3 parts" in warning.message
+
+
+def test_what_was_compiled_is_loaded_before_the_first_evaluation_which_compiles_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    load, books = Mock(), Mock(side_effect=EOFError)
+
+    def evaluate(*_: object) -> Score:
+        load.assert_called_once()
+        return Score(loss=1.0, measures={})
+
+    monkeypatch.setattr(fsdp, "CompiledCode", load)
+    monkeypatch.setattr(fsdp, "Bookkeeping", books)
+    monkeypatch.setattr(HeldOut, "evaluate", evaluate)
+    with pytest.raises(EOFError):
+        trained(config_of(f"{TEXT} --sample-tokens 0", tmp_path, monkeypatch))
+    dist.destroy_process_group()
+    assert books.call_args.kwargs["compiled"] is load.return_value
 
 
 @pytest.mark.slow

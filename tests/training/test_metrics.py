@@ -52,6 +52,7 @@ def test_steps_that_compile_and_waits_for_saves_are_not_in_the_speed(
         now[0] += seconds
         graphs[0] += compiled
         timer.mark("forward", items=8)
+        assert timer.has_compiled() == (number == 0)
         if number:
             now[0] += 0.5
             timer.mark("checkpoint")
@@ -138,6 +139,11 @@ def test_use_of_a_gpu_is_the_mean_of_all_samples_since_the_last(driver: Driver) 
         now[0] += 12
         used.read()
     assert used.take() == pytest.approx(0.5)
+    driver.ran(2, 80)
+    used.read(now=True)
+    driver.ran(4, 10)  # as in a save
+    used.drop()
+    assert used.take() == pytest.approx(0.8)
     num_reads = driver.nvmlDeviceGetSamples.call_count
     for _ in range(20):  # reports of a fast run
         now[0] += 1

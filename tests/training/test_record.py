@@ -97,8 +97,9 @@ def evaluation(epoch: int, rate: float = 100.0) -> Evaluation:
         measures={"accuracy": 0.5},
         rate=Rate(items="images", per_s=rate),
         seconds=float(epoch),
-        flops_per_s=1e9,
-        gpu_utilization=0.9,
+        flops_per_s=1e9 * rate,
+        mfu=rate / 1000,
+        gpu_utilization=rate / 200,
     )
 
 
@@ -132,6 +133,7 @@ def test_a_run_that_ends_leaves_every_file_of_its_record(kept: RunRecord, folder
     result = result_of(folder)
     assert result == kept.result
     assert result.rate == Rate(items="images", per_s=100.0)
+    assert (result.flops_per_s, result.mfu, result.gpu_utilization) == (1e11, 0.1, 0.5)
     assert (result.steps, result.world_size, result.resumed_from) == (8, 2, None)
     names = {path.name for path in folder.iterdir()}
     assert names >= {"config.json", "environment.json", "evaluation.json", "metrics.jsonl"}

@@ -15,7 +15,8 @@ import hashlib
 import io
 import os
 import pickle
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final, Self, cast
 
@@ -33,6 +34,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.serialization import config
 
 from contract.errors import InputError
@@ -192,19 +194,49 @@ class LoadPlanner(DefaultLoadPlanner):
 
 
 # --- writing --------------------------------------------------------------------------------------
+#: So many tensors get their buffers before a save, which waits for these, makes the others.
+_AT_ONCE: Final = 64
+
+
+def _stager(*, pinned: bool) -> DefaultStager:
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=pinned,
+            use_shared_memory=False,
+            use_async_staging=False,
+            use_non_blocking_copy=pinned,
+        )
+    )
+
+
+def _local(value: Any) -> Any:
+    """This rank's part of a value: a tensor, or, of moments in 8 bits, the tensors that they are
+    made of, by name: torch's stager cannot copy them as one."""
+    here = value.to_local() if isinstance(value, DTensor) else value
+    if not is_traceable_wrapper_subclass(here):
+        return here
+    names, _ = here.__tensor_flatten__()
+    return {name: getattr(here, name) for name in names}
+
+
+def _whole(value: Any, copied: Any) -> Any:
+    """The copy of a value, from that of its ``_local``."""
+    here = value.to_local() if isinstance(value, DTensor) else value
+    if not is_traceable_wrapper_subclass(here):
+        return copied
+    _, context = here.__tensor_flatten__()
+    return type(here).__tensor_unflatten__(copied, context, here.shape, here.stride())
+
+
 class Share:
     """One rank's share of a model's state: it is copied, planned and written at each save."""
 
-    def __init__(self, *, on_gpu: bool = False) -> None:
+    def __init__(self) -> None:
         # Its buffers in host memory are made once: fresh pages cost more than the copy.
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=on_gpu,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=on_gpu,
-            )
-        )
+        self._stager = _stager(pinned=False)
+        self._making: threading.Thread | None = None
+        self._stops = threading.Event()
+        self._failure: Exception | None = None
         self._shapes: StateDict = {}
         self._plan: Any = None
         self._items: Any = ()
@@ -214,6 +246,41 @@ class Share:
         """True once the ranks have agreed who writes which of these entries."""
         self.metadata: Any = None
         """Torch's, of a checkpoint, once they have: all but where the entries lie."""
+
+    def prepare(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+        """Begin to make the buffers for tensors in a thread, before the first ``copy``.
+
+        For a GPU they are pinned, at 2.6 GB/s: more than the copy of a single save is worth.
+        """
+        if self._shapes:
+            return
+        self._stager = _stager(pinned=device.type == "cuda")
+        self._making = threading.Thread(target=self._make, args=(tensors, device), name="buffers")
+        self._making.start()
+
+    @torch.no_grad()
+    def _make(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+        # Torch's stager makes a buffer where it first copies to it: this copy is overwritten.
+        try:
+            # A stream of this rank's GPU, on which training does not wait.
+            stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+            with torch.cuda.stream(stream):
+                for begin in range(0, len(tensors), _AT_ONCE):
+                    # A process that ends, for any reason, waits for its threads.
+                    if self._stops.is_set() or not threading.main_thread().is_alive():
+                        return
+                    some = tensors[begin : begin + _AT_ONCE]
+                    self._stager.stage({str(id(each)): _local(each) for each in some})
+        except Exception as error:  # returned by ``stop``
+            self._failure = error
+
+    def stop(self) -> Exception | None:
+        """Stop making buffers; return the error of that thread, if any. ``copy`` makes the rest."""
+        if self._making is not None:
+            self._stops.set()
+            self._making.join()
+        failure, self._failure = self._failure, None
+        return failure
 
     @torch.no_grad()
     def copy(self, state: StateDict) -> Self:
@@ -226,11 +293,9 @@ class Share:
             self._shapes, self.is_planned = shapes, False
             self._plan = planner.create_local_plan()
         # Of a DTensor only what is here: torch would copy its mesh too, each time.
-        here: StateDict = {
-            name: value.to_local() if isinstance(value, DTensor) else value
-            for name, value in live.items()
-        }
-        self.entries = cast(StateDict, self._stager.stage(here))
+        here: StateDict = {name: _local(value) for name, value in live.items()}
+        copied = cast(StateDict, self._stager.stage(here))
+        self.entries = {name: _whole(live[name], each) for name, each in copied.items()}
         return self
 
     def plan(self, group: dist.ProcessGroup) -> None:

@@ -53,6 +53,7 @@ from training.checkpoint.dcp import (
 from training.checkpoint.manifest import DamagedError, File
 from training.checkpoint.soundness import refuse_unsound, unsound
 from training.loop.worker import Worker
+from training.record.events import Warned
 from training.settings import most_kept
 from training.system import lease
 
@@ -89,7 +90,7 @@ class ShardedSaver:
         self.recorded: Mapping[str, Any] = {}
         """Settings of the run as its checkpoint has them."""
         self._group = dist.new_group(backend="gloo")
-        self._share = Share(on_gpu=worker.device.type == "cuda")
+        self._share = Share()
 
     def resume(self, *, from_scratch: bool) -> Position:
         """Continue from the newest usable checkpoint; return its position, 0 where there is none.
@@ -114,9 +115,23 @@ class ShardedSaver:
         """Keep the checkpoint of a step, which has been saved, in place of another one."""
         self._best = step
 
+    def prepare(self) -> None:
+        """Begin to make the buffers of the saves, once the optimizer has its moments."""
+        # Of the optimizer, whose parameters are this rank's shards at any time.
+        groups, states = self._optimizer.param_groups, self._optimizer.state.values()
+        trained = [each for group in groups for each in group["params"]]
+        moments = [value for state in states for value in state.values()]
+        tensors = [each for each in [*trained, *moments] if isinstance(each, torch.Tensor)]
+        self._share.prepare(tensors, self._worker.device)
+
     def save(self, position: Position) -> None:
         """Copy the state, and begin to write it."""
         self._worker.saves.finish()  # the buffers are in use until then
+        if failure := self._share.stop():
+            said = f"no buffers for checkpoints could be made ahead ({faults.text(failure)})"
+            self._worker.emit(
+                Warned(message=f"{said}: the save of step {position.step} makes them")
+            )
         self._share.copy(state_of(self._model, self._optimizer))
         files = {
             **self._files,

@@ -33,6 +33,7 @@ from training.fsdp.model import build, describe, fill
 from training.fsdp.passes import ahead, on_device
 from training.fsdp.settings import FsdpConfig
 from training.loop import metrics, optimizers
+from training.loop.compiled import CompiledCode
 from training.loop.worker import Worker, displayed, uses_bf16
 from training.models import agreement, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
@@ -140,7 +141,8 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     def sample() -> None:
         _sample(trained, store, config, worker, step=position.step)
 
-    # Evaluate before the first step
+    # Evaluate before the first step, with what an earlier start has compiled
+    compiled = CompiledCode(worker, config.to_json())
     worker.emit(phase("model_ready"))
     num_parameters = language_models.num_parameters(model)
     worker.emit(course.start(model, step=start_step, parameters=num_parameters, bf16=use_bf16))
@@ -161,6 +163,8 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         evaluate_every=config.steps_between_evaluations(total_steps, feed.steps_per_epoch),
         evaluate=partial(held_out.evaluate, trained, worker),
         save_every=config.checkpoint_every or config.evaluate_every or feed.steps_per_epoch,
+        prepare=saver.prepare,
+        compiled=compiled,
         save=saver.save,
         keep=saver.keep,
         num_bad_allowed=config.max_skipped_steps,

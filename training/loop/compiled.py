@@ -8,6 +8,8 @@ role of a person does (docs/security.md).
 import contextlib
 import hashlib
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -35,13 +37,14 @@ def _num_functions() -> int:
 class CompiledCode:
     """Artifacts of ``torch.compile`` of one run."""
 
-    def __init__(self, worker: Worker, *, kind: str) -> None:
-        """Load what an earlier start has left: before the first step, in which torch compiles.
+    def __init__(self, worker: Worker, settings: Mapping[str, Any]) -> None:
+        """Load what an earlier start has left: before torch compiles, for an evaluation or a step.
 
         Args:
-            kind: recipe and model, for which artifacts are shared by runs; empty if nothing is
-                compiled. What torch loads, it uses only for the same code, settings and GPU.
+            settings: of the run. Runs of a recipe and model share artifacts; what torch loads, it
+                uses only for the same code, settings and GPU.
         """
+        compiles, kind = settings.get("compile"), f"{settings['recipe']} {settings.get('model')}"
         gpu = torch.cuda.get_device_name() if worker.device.type == "cuda" else ""
         mark = hashlib.sha256(f"{kind} {torch.__version__} {gpu}".encode()).hexdigest()[:12]
         folder, _, _ = worker.run_uri.rpartition("/")
@@ -50,9 +53,9 @@ class CompiledCode:
             storage.join(worker.run_uri, COMPILED_FILE),
             storage.join(folder, f"{mark}-{COMPILED_FILE}"),
         ]
-        self._keeps, self._num_kept = bool(kind) and worker.rank == 0, _num_functions()
+        self._keeps, self._num_kept = bool(compiles) and worker.rank == 0, _num_functions()
         # What cannot be read is compiled.
-        for uri in self._uris if kind else ():
+        for uri in self._uris if compiles else ():
             with contextlib.suppress(Exception):
                 content = storage.read_bytes(uri)
                 if content and torch.compiler.load_cache_artifacts(content):

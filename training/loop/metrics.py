@@ -295,6 +295,10 @@ class StepTimer:
         self._num_graphs = self._graphs()
         step.compiles |= self._num_graphs > before
 
+    def has_compiled(self) -> bool:
+        """True if torch has compiled in the last step."""
+        return self._steps[-1].compiles
+
     def means(self) -> StepMeans:
         """Means of the steps since the last call."""
         num_all = len(self._steps)
@@ -437,10 +441,16 @@ class GpuUse:
             self._nvml = nvml
         self.take()  # what was before
 
-    def read(self) -> None:
-        """Read the samples, if some seconds have passed since the last call."""
-        if self._nvml is not None and self._clock() - self._read_at >= self._EVERY_S:
+    def read(self, *, now: bool = False) -> None:
+        """Read the samples, now or if some seconds have passed since the last call."""
+        if self._nvml is not None and (now or self._clock() - self._read_at >= self._EVERY_S):
             self._read()
+
+    def drop(self) -> None:
+        """Leave out the samples since they were read."""
+        num = len(self._percents)
+        self.read(now=True)
+        del self._percents[num:]
 
     def take(self) -> float | None:
         """Mean since the last call, 0 to 1; None where it is not known."""

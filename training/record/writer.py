@@ -471,9 +471,13 @@ class RunRecord:
         evaluation = evaluations[-1] if evaluations else Evaluation(step=0, epoch=0)
         last = end or evaluation
         seconds = end.seconds if end else self._seconds(evaluation)
-        # Before the first step there is no rate.
-        rates = [each.rate.per_s for each in evaluations if each.rate and each.rate.per_s]
-        median = statistics.median(rates) if rates else None
+
+        def median(name: str) -> float | None:
+            """Median over the evaluations that have it: that before the first step has no speed."""
+            found = [value for each in evaluations if (value := getattr(each, name))]
+            return statistics.median(found) if found else None
+
+        speed = median("items_per_s")
         hosts = [each.hosts for each in lines.of(Phase) if each.hosts]
         self.result = Result(
             run=self.run,
@@ -487,7 +491,7 @@ class RunRecord:
             usd=self.spending.usd() if self.spending else None,
             steps=self._step,
             total_steps=self._start.total_steps,
-            rate=Rate(items=self._start.items, per_s=median) if self._start.items else None,
+            rate=Rate(items=self._start.items, per_s=speed) if self._start.items else None,
             world_size=self._start.world_size,
             hosts=hosts[-1] if hosts else (),
             resumed_from=self._resumed_from,
@@ -495,10 +499,10 @@ class RunRecord:
             skipped_steps=len(lines.of(Skipped)),
             damaged_lines=self._num_damaged,
             parameters=self._start.parameters,
-            flops_per_s=evaluation.flops_per_s,
-            mfu=evaluation.mfu,
+            flops_per_s=median("flops_per_s"),
+            mfu=median("mfu"),
             memory_bytes=evaluation.memory_bytes,
-            gpu_utilization=evaluation.gpu_utilization,
+            gpu_utilization=median("gpu_utilization"),
             device=self._start.device,
             precision=self._start.precision,
             error=self.error,
