@@ -294,7 +294,7 @@ class Bookkeeping:
         """Make ready for saves once there will be one before that of the last step."""
         left = self.course.total_steps - num_done
         every = [self.save_every, *[self.evaluate_every] * self._judge.keeps]
-        by_time = self._timetable.is_half_over() and left > num_done - self.steps.start
+        by_time = self._timetable.is_due(0.5) and left > num_done - self.steps.start
         if not self._is_prepared and (by_time or any(-num_done % each < left for each in every)):
             self._is_prepared = True
             self.prepare()
@@ -400,12 +400,9 @@ class Timetable:
         self._every_s, self._clock = 60 * minutes, clock
         self._saved_at = clock()
 
-    def is_due(self) -> bool:
-        return self._every_s > 0 and self._clock() - self._saved_at >= self._every_s
-
-    def is_half_over(self) -> bool:
-        """True once half of the time until the next checkpoint has passed."""
-        return self._every_s > 0 and 2 * (self._clock() - self._saved_at) >= self._every_s
+    def is_due(self, share: float = 1) -> bool:
+        """True once this share of the time until the next checkpoint has passed."""
+        return self._every_s > 0 and self._clock() - self._saved_at >= share * self._every_s
 
     def saved(self) -> None:
         """Take note that a checkpoint is being saved."""

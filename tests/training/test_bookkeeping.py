@@ -234,14 +234,14 @@ def test_a_checkpoint_is_due_when_its_time_has_passed_since_the_last() -> None:
     timetable = Timetable(15, clock=lambda: now[0])
     never = Timetable(0, clock=lambda: now[0])
     now[0] += 449
-    assert not timetable.is_half_over()
+    assert not timetable.is_due(0.5)
     now[0] += 450
-    assert timetable.is_half_over()
+    assert timetable.is_due(0.5)
     assert not timetable.is_due()
     now[0] += 1
     assert timetable.is_due()
     assert not never.is_due()
-    assert not never.is_half_over()
+    assert not never.is_due(0.5)
     timetable.saved()
     assert not timetable.is_due()
     now[0] += 900

@@ -159,7 +159,7 @@ def test_the_events_do_not_go_with_another_node(cluster: Any) -> None:
     actors = [trainer.start_events() for _ in range(5)]
     assert ray.get([each.put.remote([{}]) for each in actors]) == [False] * 5
 
-    def node(*_: object) -> str:
-        return str(ray.get_runtime_context().get_node_id())
+    def node(*_: object) -> Any:
+        return ray.get_runtime_context().get_node_id()
 
     assert ray.get([each.__ray_call__.remote(node) for each in actors]) == [node()] * 5

@@ -209,19 +209,22 @@ def _stager(*, pinned: bool) -> DefaultStager:
     )
 
 
-def _local(value: Any) -> Any:
-    """This rank's part of a value: a tensor, or, of moments in 8 bits, the tensors that they are
-    made of, by name: torch's stager cannot copy them as one."""
-    here = value.to_local() if isinstance(value, DTensor) else value
+def _here(value: Any) -> Any:
+    """This rank's part of a value."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _parts(here: Any) -> Any:
+    """A tensor as torch's stager can copy it: of moments in 8 bits the tensors that they are made
+    of, by name."""
     if not is_traceable_wrapper_subclass(here):
         return here
     names, _ = here.__tensor_flatten__()
     return {name: getattr(here, name) for name in names}
 
 
-def _whole(value: Any, copied: Any) -> Any:
-    """The copy of a value, from that of its ``_local``."""
-    here = value.to_local() if isinstance(value, DTensor) else value
+def _whole(here: Any, copied: Any) -> Any:
+    """The copy of a tensor, from that of its ``_parts``."""
     if not is_traceable_wrapper_subclass(here):
         return copied
     _, context = here.__tensor_flatten__()
@@ -270,7 +273,7 @@ class Share:
                     if self._stops.is_set() or not threading.main_thread().is_alive():
                         return
                     some = tensors[begin : begin + _AT_ONCE]
-                    self._stager.stage({str(id(each)): _local(each) for each in some})
+                    self._stager.stage({str(id(each)): _parts(_here(each)) for each in some})
         except Exception as error:  # returned by ``stop``
             self._failure = error
 
@@ -293,9 +296,10 @@ class Share:
             self._shapes, self.is_planned = shapes, False
             self._plan = planner.create_local_plan()
         # Of a DTensor only what is here: torch would copy its mesh too, each time.
-        here: StateDict = {name: _local(value) for name, value in live.items()}
-        copied = cast(StateDict, self._stager.stage(here))
-        self.entries = {name: _whole(live[name], each) for name, each in copied.items()}
+        here = {name: _here(value) for name, value in live.items()}
+        parts: StateDict = {name: _parts(value) for name, value in here.items()}
+        copied = cast(StateDict, self._stager.stage(parts))
+        self.entries = {name: _whole(here[name], each) for name, each in copied.items()}
         return self
 
     def plan(self, group: dist.ProcessGroup) -> None:
